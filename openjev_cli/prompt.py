@@ -1,0 +1,205 @@
+"""The prompt: frame text and user text in segments, and the skeleton that frames them.
+
+A prompt is a list of segments; its token ids are the concatenation of the segments' token ids. Frame segments
+come from the model's chat template and are tokenized with special tokens; user segments never are, so nothing
+a user writes can end a message. Everything here is pure: `engine` renders templates and tokenizes.
+
+Layout: the state (one user message, or the messages of a chat), then the question as a last user message, then
+the answer cue. What is the same for every question of a request is its prefix; the rest is a question's suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openjev_cli import questions
+from openjev_cli import state as states
+
+# The wording of the frame. A change here changes every answer: it belongs in the changelog.
+ASK = "Question:"
+OPTIONS = "\nOptions:\n"
+LEVELS = "\nLevels, from lowest to highest:\n"
+REPLY_OPTION = "\nReply with the letter of the option that fits best."
+REPLY_LEVEL = "\nReply with the letter of the level that fits best."
+STATE_TO_QUESTION = "\n\n"  # only for templates that refuse two user messages in a row
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a prompt. special: tokenize special tokens (frame text), or take it literally (user text)."""
+
+    text: str
+    special: bool
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """A question's own part of the prompt, from its text to the answer cue, and how many labels it offers."""
+
+    segments: tuple[Segment, ...]
+    n_labels: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prefix shared by all questions, and one suffix for each."""
+
+    prefix: tuple[Segment, ...]
+    suffixes: tuple[Suffix, ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The chat template's text round the messages of one conversation.
+
+    around: n + 1 pieces for n messages: before the first content, between contents, behind the last (the
+    answer cue). merged: state and question share one user message.
+    """
+
+    around: tuple[str, ...]
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What a chat template writes, learnt from a few renderings, so that later prompts are framed locally.
+
+    opening: before the first user content. between: between two user contents, None if the template refuses
+    them in a row. closing: behind the last content. system: (before the system content, between it and the
+    first user content), None if the template refuses a system message.
+    """
+
+    opening: str
+    between: str | None
+    closing: str
+    system: tuple[str, str] | None
+
+    def frame(self, roles: Sequence[str]) -> Frame | None:
+        """Return the frame for messages with these roles, the question's included, or None if this skeleton
+        cannot tell (assistant and tool messages, a system message that is not first)."""
+        rest = list(roles)
+        first = self.opening
+        around: list[str] = []
+        if rest and rest[0] == "system":
+            if self.system is None:
+                return None
+            around.append(self.system[0])
+            first = self.system[1]
+            rest = rest[1:]
+        if not rest or any(role != "user" for role in rest):
+            return None
+        if len(rest) > 1 and self.between is None:
+            if len(roles) != 2:
+                return None
+            return Frame((self.opening, STATE_TO_QUESTION, self.closing), merged=True)
+        around.append(first)
+        around.extend([self.between or ""] * (len(rest) - 1))
+        around.append(self.closing)
+        return Frame(tuple(around))
+
+
+def split(rendered: str, placeholders: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the text round the placeholders (n + 1 pieces), or None unless each stands there exactly once,
+    in order: then the template dropped, moved or repeated a message."""
+    pieces: list[str] = []
+    rest = rendered
+    for placeholder in placeholders:
+        before, found, rest = rest.partition(placeholder)
+        if not found:
+            return None
+        pieces.append(before)
+    pieces.append(rest)
+    if any(placeholder in piece for placeholder in placeholders for piece in pieces):
+        return None
+    return tuple(pieces)
+
+
+def learn(
+    one: tuple[str, ...] | None,
+    two: tuple[str, ...] | None,
+    three: tuple[str, ...] | None,
+    system_two: tuple[str, ...] | None,
+) -> Skeleton | None:
+    """Return the skeleton that explains the pieces of four renderings, or None when none does.
+
+    one, two, three: that many user messages; system_two: a system message, then two user messages. None
+    stands for a rendering that the template refused or garbled.
+    """
+    if one is None:
+        return None
+    opening, closing = one
+    between: str | None = None
+    if two is not None and three is not None:
+        expected = (opening, two[1], closing)
+        if two == expected and three == (opening, two[1], two[1], closing):
+            between = two[1]
+        else:
+            return None  # what stands round a message depends on where it is: let the engine render
+    system: tuple[str, str] | None = None
+    if system_two is not None and between is not None and system_two[2:] == (between, closing):
+        system = (system_two[0], system_two[1])
+    return Skeleton(opening, between, closing, system)
+
+
+def roles(state: states.State) -> tuple[str, ...]:
+    """Return the roles of the messages that show this state, without the question's."""
+    if state.kind == "chat":
+        return tuple(message.role for message in state.messages)
+    return ("user",)
+
+
+def contents(state: states.State) -> tuple[str, ...]:
+    """Return the contents of the messages that show this state, in the order of `roles`."""
+    if state.kind == "chat":
+        return tuple(message.content for message in state.messages)
+    return (state.text,)
+
+
+def build(
+    frame: Frame,
+    state: states.State,
+    asked: Sequence[questions.Question],
+    spellings: Sequence[str],
+) -> Prompt:
+    """Return the prompt of a request. spellings: the verified labels' texts, at least as many as the longest
+    question has options."""
+    texts = contents(state)
+    prefix: list[Segment] = []
+    for before, text in zip(frame.around, texts, strict=False):
+        prefix.append(Segment(before, special=True))
+        prefix.append(Segment(text, special=False))
+    # What leads from the state to the question's own text is the same for all of them: it ends the prefix.
+    prefix.append(Segment(frame.around[len(texts)] + ASK, special=True))
+    cue = frame.around[-1]
+    return Prompt(
+        tuple(segment for segment in prefix if segment.text),
+        tuple(_suffix(question, spellings, cue) for question in asked),
+    )
+
+
+def options_of(question: questions.Question) -> tuple[tuple[str, str | None], ...]:
+    """Return (name, description) of everything the question can be answered with, in label order."""
+    if isinstance(question, questions.Noul):
+        return (("yes", question.yes), ("no", question.no))
+    if isinstance(question, questions.Choice):
+        return tuple((option.name, option.description) for option in question.options)
+    return tuple((level.text, None) for level in question.levels)
+
+
+def _suffix(question: questions.Question, spellings: Sequence[str], cue: str) -> Suffix:
+    is_score = isinstance(question, questions.Score)
+    # A space leads each user text inside its own segment, as it would stand in running text: " billing" and
+    # not "billing" is what tokenizers learnt to see behind a colon.
+    segments = [Segment(" " + question.text, special=False)]
+    lead = LEVELS if is_score else OPTIONS
+    offered = options_of(question)
+    for spelling, (name, description) in zip(spellings, offered, strict=False):
+        segments.append(Segment(f"{lead}{spelling}:", special=True))
+        segments.append(Segment(" " + name, special=False))
+        if description:
+            segments.append(Segment(":", special=True))
+            segments.append(Segment(" " + description, special=False))
+        lead = "\n"
+    segments.append(Segment((REPLY_LEVEL if is_score else REPLY_OPTION) + cue, special=True))
+    return Suffix(tuple(segments), len(offered))
