@@ -87,14 +87,16 @@ WORDS = (Path(__file__).with_name("generate_words.txt")).read_text(encoding="asc
 # What JSON and prompts are made of, in the pieces the pre-tokenizer leaves whole.
 SYMBOLS = [
     "\n\n", '":', '","', '":"', '{"', '"}', '"},{"', '":{"', '":[', '":[{"', '["', '"]', '"]}', '"}]',
-    '"}]}', "}}", "},", "],", ',"', '", "', '": "', ' "', " {", " [", ".\n", ",\n", "?\n", ":\n", ":\n\n", ".\n\n",
-    "]\n", "...", "--", "://", "  ", "    ", "\n  ", "\n    ", " -", " (", " |", "->", "/>", "</", "==", " =",
+    '"}]}', "}}", "},", "],", ',"', '", "', '": "', ' "', " {", " [", ".\n", ",\n", "?\n", ":\n", ":\n\n",
+    ".\n\n", "]\n", "...", "--", "://", "  ", "    ", "\n  ", "\n    ", " -", " (", " |", "->", "/>", "</",
+    "==", " =",
 ]  # fmt: skip
 # The order and kinds of Qwen's own added tokens: think and tool tags are user-defined, not control.
 SPECIALS: list[tuple[str, int]] = [
     ("<|endoftext|>", CONTROL), ("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL),
     ("<|vision_start|>", CONTROL), ("<|vision_end|>", CONTROL), ("<|vision_pad|>", CONTROL),
-    ("<|image_pad|>", CONTROL), ("<|video_pad|>", CONTROL), ("<tool_call>", USER_DEFINED), ("</tool_call>", USER_DEFINED),
+    ("<|image_pad|>", CONTROL), ("<|video_pad|>", CONTROL), ("<tool_call>", USER_DEFINED),
+    ("</tool_call>", USER_DEFINED),
     ("<tool_response>", USER_DEFINED), ("</tool_response>", USER_DEFINED), ("<think>", USER_DEFINED),
     ("</think>", USER_DEFINED),
 ]  # fmt: skip
