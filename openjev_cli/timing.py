@@ -64,6 +64,10 @@ class Stages:
         finally:
             self.enter(before)
 
+    def merge(self, stage: str, *, into: str) -> None:
+        """Charge everything spent in `stage` so far to `into`."""
+        self._spent_s[into] = self._spent_s.get(into, 0.0) + self._spent_s.pop(stage, 0.0)
+
     def finish(self, *, queue_ms: float, inference_ms: float) -> Timing:
         """Close the stopwatch. `queue_ms` and `inference_ms` are the engine's own times; they lie inside what
         was spent in `prepare` (the round trip), so they are moved out of it and the sum stays the total."""
