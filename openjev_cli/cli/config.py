@@ -1,0 +1,54 @@
+"""`openjev config`: every setting with where it came from, and the user's own file."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from openjev_cli import config, output
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show and change settings, and where each came from."
+)
+
+_Key = Annotated[str, typer.Argument(help="the setting, as `openjev config show` names it", metavar="KEY")]
+_Format = Annotated[str, typer.Option("-f", "--format", help="table, json, jsonl or tsv")]
+
+
+@app.command()
+def show(format_name: _Format = "table") -> None:
+    """Print every setting with its value and where it came from."""
+    loaded = config.load_from_process({})
+    rows = [(key, loaded.shown(key), str(loaded.sources[key])) for key in config.KEYS]
+    output.print_rows(("setting", "value", "source"), rows, config.list_format(format_name))
+
+
+@app.command()
+def get(key: _Key) -> None:
+    """Print one value; an empty line when it is not set."""
+    config.setting(key)
+    output.print_line(config.load_from_process({}).shown(key))
+
+
+@app.command("set")
+def set_(
+    key: _Key, value: Annotated[str, typer.Argument(help="the new value; '' removes it", metavar="VALUE")]
+) -> None:
+    """Write one setting into the user's file. The file before is kept as .bak, with its comments."""
+    output.print_line(
+        str(config.set_in_user_file(key, value, env=os.environ, cwd=config.working_directory()))
+    )
+
+
+@app.command()
+def path() -> None:
+    """Print where the user's file is or would be. A project file in effect is named on stderr."""
+    project = config.find_project_file(config.working_directory())
+    user = config.user_file_path(os.environ)
+    if project is not None:
+        output.notice(f"the project file {project} is read too")
+    if user is None:
+        raise config.no_home_error()
+    output.print_line(str(user))

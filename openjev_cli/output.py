@@ -1,0 +1,345 @@
+"""The only printer: answers, lists, notices and errors, on stdout and stderr.
+
+JSON is UTF-8 bytes that depend on the answer alone, never on terminal, colour or locale. Everything for human
+eyes is literal (no markup, no emoji names), with control and bidi characters shown as escapes. Nothing is cut;
+long cells fold at the width of a real terminal. rich is imported for tables only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from openjev_cli import answers, errors, timing
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BAR_CELLS = 10
+
+# What could move the cursor, hide text or reorder it: C0, DEL, C1, bidi marks and controls (Unicode UAX #9),
+# line and paragraph separators, and lone surrogates, which no encoding takes.
+_UNSAFE = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_UNSAFE_CHARACTER = re.compile(f"[{_UNSAFE}]")
+# In JSON text the same characters only occur inside strings, except for the line ends of indentation.
+_UNSAFE_IN_JSON = re.compile(f"(?!\n)[{_UNSAFE}]")
+_TSV_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}  # those of jq's @tsv
+
+
+def shown(text: str) -> str:
+    """The text with control and bidi characters as visible escapes, so that it cannot act on a terminal."""
+    return _UNSAFE_CHARACTER.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def json_bytes(value: object, *, one_line: bool = False) -> bytes:
+    """UTF-8 JSON with one final newline. Characters that act on a terminal are written as \\uXXXX, which is
+    the same JSON. Raises ValueError for NaN and infinities."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=None if one_line else 2)
+    text = _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return text.encode() + b"\n"
+
+
+def tsv_line(fields: Sequence[str]) -> str:
+    """The fields with a tab between, escaped as jq's @tsv does, so that a record stays one line."""
+    return "\t".join("".join(_TSV_ESCAPES.get(c, c) for c in field) for field in fields)
+
+
+def chosen_format(wanted: str | None) -> str:
+    """The format to print in: what was asked for, else a table on a terminal and JSON elsewhere."""
+    return wanted or ("table" if is_terminal(sys.stdout) else "json")
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; a closed one is not."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+# Answers.
+
+
+def print_decision(
+    decision: answers.Decision, format_name: str, *, show_stages: bool = True, with_timing: bool = True
+) -> None:
+    """Print the answers to stdout in one of the five formats, and the explanation, if any, to stderr.
+
+    show_stages: the stage table below a table. with_timing: `timing` in JSON.
+    """
+    for line in decision.explanation:
+        _to_stderr(shown(line))
+    if format_name in ("json", "jsonl"):
+        wire = decision.to_wire(with_timing=with_timing)
+        _write(json_bytes(wire, one_line=format_name == "jsonl"))
+    elif format_name == "tsv":
+        _print_text("".join(tsv_line(_tsv_fields(one)) + "\n" for one in decision.answers))
+    elif format_name == "value":
+        # One answer, one line, also for an option whose name holds line ends.
+        values = (
+            re.sub(r"[\n\r]", lambda match: _TSV_ESCAPES[match[0]], one.value) for one in decision.answers
+        )
+        _print_text("".join(value + "\n" for value in values))
+    else:
+        text = _answer_table(decision.answers)
+        _print_text(text + (_stage_table(decision) if show_stages else ""), is_safe=True)
+
+
+def _kind(answer: answers.Answer) -> str:
+    return str(answer.to_wire()["type"])
+
+
+def _tsv_fields(answer: answers.Answer) -> tuple[str, str, str, str, str]:
+    """id, type, answer, its probability, confidence (empty for a noul, which has none)."""
+    p = _p_of_level(answer) if isinstance(answer, answers.ScoreAnswer) else answer.ranked[0][1]
+    confidence = "" if isinstance(answer, answers.NoulAnswer) else f"{answer.confidence:.6f}"
+    return answer.id, _kind(answer), answer.value, f"{p:.6f}", confidence
+
+
+def _p_of_level(answer: answers.ScoreAnswer) -> float:
+    # By position: two levels may read the same.
+    nearest = min(range(len(answer.levels)), key=lambda i: (abs(answer.score - i), -i))
+    return answer.probabilities[nearest]
+
+
+def _answer_table(all_answers: Sequence[answers.Answer]) -> str:
+    rows = []
+    for answer in all_answers:
+        (value, p), *others = answer.ranked
+        if isinstance(answer, answers.ScoreAnswer):
+            value, p = f"{answer.value} ({answer.score:.2f})", _p_of_level(answer)
+            others = [pair for pair in answer.ranked if pair[0] != answer.value]
+        runner_up = f"{others[0][0]} {others[0][1]:.2f}" if others else ""
+        rows.append((answer.id, value, f"{_bar(p)} {p:.2f}", runner_up))
+    return _table(
+        ("question", "answer", "probability", "runner-up"), rows, styles=("", "bold", "cyan", "dim")
+    )
+
+
+def _bar(p: float) -> str:
+    filled = round(p * BAR_CELLS)
+    full, empty = ("█", "░") if _can_print("█░─", sys.stdout) else ("#", ".")
+    return full * filled + empty * (BAR_CELLS - filled)
+
+
+def _stage_table(decision: answers.Decision) -> str:
+    t: timing.Timing = decision.timing
+    stages = [("parse", t.parse_ms), ("prepare", t.prepare_ms), ("queue", t.queue_ms)]
+    stages += [("inference", t.inference_ms), ("total", t.processing_ms)]
+    if t.start_ms is not None:
+        stages.insert(0, ("start", t.start_ms))
+    usage = decision.usage
+    tokens = f"{usage.input_tokens}" + (f" ({usage.cached_tokens} cached)" if usage.cached_tokens else "")
+    columns = (*(f"{name} ms" for name, _ in stages), "tokens", "model")
+    row = (*(f"{ms:.1f}" for _, ms in stages), tokens, decision.model)
+    return _table(columns, [row], styles=("dim",) * len(columns))
+
+
+# Lists, single lines.
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], format_name: str = "table") -> None:
+    """Print a list to stdout: as a table, as JSON (an array of objects), as JSON lines, or as TSV."""
+    if format_name in ("json", "jsonl"):
+        objects = [dict(zip(columns, row, strict=True)) for row in rows]
+        lines = [json_bytes(one, one_line=True) for one in objects]
+        _write(json_bytes(objects) if format_name == "json" else b"".join(lines))
+    elif format_name in ("tsv", "value"):
+        _print_text("".join(tsv_line(row) + "\n" for row in rows))
+    else:
+        _print_text(_table(columns, rows), is_safe=True)
+
+
+def print_json(value: object, *, one_line: bool = False) -> None:
+    """Print one JSON value to stdout."""
+    _write(json_bytes(value, one_line=one_line))
+
+
+def print_line(text: str) -> None:
+    """Print one line to stdout, literally; on a terminal its control characters are escaped."""
+    _print_text(text + "\n")
+
+
+# stderr: notices, progress, errors.
+
+
+def notice(text: str) -> None:
+    """Tell something on stderr that is not part of the answer."""
+    _to_stderr(f"note: {shown(text)}")
+
+
+def progress(text: str) -> None:
+    """Tell on stderr what is being waited for."""
+    _to_stderr(f"... {shown(text)}")
+
+
+def error(exc: errors.OpenjevError) -> None:
+    """Print an error: `error:` once a problem, a dead child's last lines, and `next:`."""
+    for problem in exc.problems:
+        _to_stderr(f"error: {shown(problem)}")
+    for line in getattr(exc, "log_tail", ()):
+        _to_stderr(f"log: {shown(line)}")
+    _to_stderr(f"next: {shown(exc.next_step)}")
+
+
+def _to_stderr(line: str) -> None:
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        stream.write(_encodable(line, stream) + "\n")
+        stream.flush()
+    except (OSError, ValueError):
+        pass  # a full or closed stderr must not change the outcome
+
+
+# Bytes out.
+
+
+def _can_print(text: str, stream: TextIO | None) -> bool:
+    try:
+        text.encode(_encoding(stream))
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encoding(stream: TextIO | None) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def _encodable(text: str, stream: TextIO | None) -> str:
+    encoding = _encoding(stream)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _print_text(text: str, *, is_safe: bool = False) -> None:
+    """Write text in stdout's own encoding; what that lacks becomes an escape. is_safe: already escaped."""
+    if not is_safe and is_terminal(sys.stdout):
+        text = "\n".join(shown(line) for line in text.split("\n"))
+    encoding = _encoding(sys.stdout)
+    try:
+        data = text.encode(encoding, "surrogateescape")  # a path keeps its own bytes
+    except UnicodeEncodeError:
+        data = text.encode(encoding, "backslashreplace")
+    _write(data)
+
+
+def _write(data: bytes) -> None:
+    """Write all bytes to stdout and flush. A closed pipe ends the process as it ends other Unix tools."""
+    stream = sys.stdout
+    if stream is None:
+        raise _unwritable("it is closed")
+    try:
+        stream.flush()
+        # Below the text layer: no translation of line ends or encoding.
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except BrokenPipeError:
+        end_on_closed_pipe()
+    except OSError as exc:
+        _abandon_stdout()
+        raise _unwritable(exc.strerror or str(exc)) from exc
+    except ValueError as exc:
+        raise _unwritable("it is closed") from exc
+
+
+def _unwritable(reason: str) -> errors.InputError:
+    return errors.InputError(
+        f"cannot write to standard output: {reason}",
+        next_step="Send the output to a file or pipe that takes it, and repeat.",
+    )
+
+
+def _abandon_stdout() -> None:
+    """Make the interpreter's own flush at exit harmless: what is left in the buffer goes nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def end_on_closed_pipe() -> NoReturn:
+    """End the process by SIGPIPE, silently: the shell sees 141, as from other Unix tools."""
+    import signal
+
+    _abandon_stdout()
+    # Python ignores SIGPIPE; with the default action back, the signal ends us.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    os._exit(141)
+
+
+# Tables.
+
+
+def wants_colour(stream: TextIO | None, env: Mapping[str, str]) -> bool:
+    """NO_COLOR wins, then FORCE_COLOR, then whether it is a terminal that can (no-color.org)."""
+    if env.get("NO_COLOR"):
+        return False
+    if env.get("FORCE_COLOR"):
+        return True
+    return is_terminal(stream) and env.get("TERM", "") not in ("", "dumb")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> str:
+    """A table as text. On a terminal long cells fold at its width; elsewhere nothing is folded or cut."""
+    from rich import box, cells
+    from rich.table import Table
+    from rich.text import Text
+
+    def cell(text: str, style: str = "") -> Text:
+        return Text(_encodable(shown(text), sys.stdout), style=style, overflow="fold")
+
+    styles = styles or ("",) * len(columns)
+    can_draw = _can_print("█░─", sys.stdout)
+    table = Table(box=box.SIMPLE_HEAD if can_draw else box.ASCII, header_style="", pad_edge=False)
+    for name in columns:
+        table.add_column(cell(name), overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(text, style) for text, style in zip(row, styles, strict=True)))
+    if is_terminal(sys.stdout):
+        import shutil
+
+        width = shutil.get_terminal_size().columns
+    else:
+        widest = [max(cells.cell_len(shown(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
+        # An escape for a character the encoding lacks takes up to ten cells.
+        width = sum(widest) * 10 + 4 * len(columns) + 4
+    return _rendered(table, width, colour=wants_colour(sys.stdout, os.environ))
+
+
+def _rendered(table: Table, width: int, *, colour: bool) -> str:
+    import io
+
+    from rich.console import Console
+
+    # Everything rich would guess from the environment is given, the height too: with TERM=dumb it would
+    # otherwise fall back to 80 columns and cut.
+    options: dict[str, Any] = {
+        "width": width,
+        "height": 1000,
+        "color_system": "standard" if colour else None,
+        "force_terminal": colour,
+        "no_color": not colour,
+        "legacy_windows": False,
+        "markup": False,
+        "emoji": False,
+        "highlight": False,
+    }
+    console = Console(file=io.StringIO(), **options)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+Reporter = Callable[[str], None]
+
+
+def reporter(*, quiet: bool) -> Reporter:
+    """`progress`, or something silent when `--quiet` was given."""
+    return (lambda text: None) if quiet else progress
