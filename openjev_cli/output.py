@@ -1,8 +1,8 @@
 """The only printer: answers, lists, notices and errors, on stdout and stderr.
 
 JSON is UTF-8 bytes that depend on the answer alone, never on terminal, colour or locale. Everything for human
-eyes is literal (no markup, no emoji names), with control and bidi characters shown as escapes. Nothing is cut;
-long cells fold at the width of a real terminal. rich is imported for tables only.
+eyes is literal (no markup, no emoji names), with control and bidi characters shown as escapes. Nothing is
+cut; long cells fold at the width of a real terminal. rich is imported for tables only.
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ def _answer_table(all_answers: Sequence[answers.Answer]) -> str:
             others = [pair for pair in answer.ranked if pair[0] != answer.value]
         runner_up = f"{others[0][0]} {others[0][1]:.2f}" if others else ""
         rows.append((answer.id, value, f"{_bar(p)} {p:.2f}", runner_up))
-    return _table(
-        ("question", "answer", "probability", "runner-up"), rows, styles=("", "bold", "cyan", "dim")
-    )
+    columns = ("question", "answer", "probability", "runner-up")
+    return _table(columns, rows, styles=("", "bold", "cyan", "dim"), unfolded=("probability",))
 
 
 def _bar(p: float) -> str:
@@ -128,15 +127,14 @@ def _bar(p: float) -> str:
 
 def _stage_table(decision: answers.Decision) -> str:
     t: timing.Timing = decision.timing
-    stages = [("parse", t.parse_ms), ("prepare", t.prepare_ms), ("queue", t.queue_ms)]
+    stages = [("start", t.start_ms)] if t.start_ms is not None else []
+    stages += [("parse", t.parse_ms), ("prepare", t.prepare_ms), ("queue", t.queue_ms)]
     stages += [("inference", t.inference_ms), ("total", t.processing_ms)]
-    if t.start_ms is not None:
-        stages.insert(0, ("start", t.start_ms))
     usage = decision.usage
-    tokens = f"{usage.input_tokens}" + (f" ({usage.cached_tokens} cached)" if usage.cached_tokens else "")
-    columns = (*(f"{name} ms" for name, _ in stages), "tokens", "model")
-    row = (*(f"{ms:.1f}" for _, ms in stages), tokens, decision.model)
-    return _table(columns, [row], styles=("dim",) * len(columns))
+    cached = f", {usage.cached_tokens} of them cached" if usage.cached_tokens else ""
+    summary = _encodable(shown(f" {usage.input_tokens} tokens{cached}, {decision.model}"), sys.stdout)
+    rows = [(name, f"{ms:9.1f}") for name, ms in stages]
+    return "\n" + _table(("stage", "       ms"), rows) + summary + "\n"
 
 
 # Lists, single lines.
@@ -285,7 +283,13 @@ def wants_colour(stream: TextIO | None, env: Mapping[str, str]) -> bool:
     return is_terminal(stream) and env.get("TERM", "") not in ("", "dumb")
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> str:
+def _table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    styles: Sequence[str] = (),
+    unfolded: Sequence[str] = (),
+) -> str:
     """A table as text. On a terminal long cells fold at its width; elsewhere nothing is folded or cut."""
     from rich import box, cells
     from rich.table import Table
@@ -298,13 +302,14 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Seq
     can_draw = _can_print("█░─", sys.stdout)
     table = Table(box=box.SIMPLE_HEAD if can_draw else box.ASCII, header_style="", pad_edge=False)
     for name in columns:
-        table.add_column(cell(name), overflow="fold")
+        table.add_column(cell(name), overflow="fold", no_wrap=name in unfolded)
     for row in rows:
         table.add_row(*(cell(text, style) for text, style in zip(row, styles, strict=True)))
     if is_terminal(sys.stdout):
         import shutil
 
-        width = shutil.get_terminal_size().columns
+        # Narrower than this the columns would be a letter wide: let the terminal itself break the lines.
+        width = max(60, shutil.get_terminal_size().columns)
     else:
         widest = [max(cells.cell_len(shown(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
         # An escape for a character the encoding lacks takes up to ten cells.
