@@ -11,8 +11,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from openjev_cli import answers, errors, timing
 
@@ -48,11 +48,6 @@ def tsv_line(fields: Sequence[str]) -> str:
     return "\t".join("".join(_TSV_ESCAPES.get(c, c) for c in field) for field in fields)
 
 
-def chosen_format(wanted: str | None) -> str:
-    """The format to print in: what was asked for, else a table on a terminal and JSON elsewhere."""
-    return wanted or ("table" if is_terminal(sys.stdout) else "json")
-
-
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal; a closed one is not."""
     try:
@@ -64,29 +59,33 @@ def is_terminal(stream: TextIO | None) -> bool:
 # Answers.
 
 
-def print_decision(
-    decision: answers.Decision, format_name: str, *, show_stages: bool = True, with_timing: bool = True
+def decision(
+    decided: answers.Decision,
+    format_name: str | None = None,
+    *,
+    with_stages: bool = True,
+    with_timing: bool = True,
 ) -> None:
     """Print the answers to stdout in one of the five formats, and the explanation, if any, to stderr.
 
-    show_stages: the stage table below a table. with_timing: `timing` in JSON.
+    format_name: None means a table on a terminal and JSON elsewhere. with_stages: the stage table below a
+    table. with_timing: `timing` in JSON.
     """
-    for line in decision.explanation:
-        _to_stderr(shown(line))
+    format_name = format_name or ("table" if is_terminal(sys.stdout) else "json")
+    for text in decided.explanation:
+        _to_stderr(shown(text))
     if format_name in ("json", "jsonl"):
-        wire = decision.to_wire(with_timing=with_timing)
+        wire = decided.to_wire(with_timing=with_timing)
         _write(json_bytes(wire, one_line=format_name == "jsonl"))
     elif format_name == "tsv":
-        _print_text("".join(tsv_line(_tsv_fields(one)) + "\n" for one in decision.answers))
+        _print_text("".join(tsv_line(_tsv_fields(one)) + "\n" for one in decided.answers))
     elif format_name == "value":
         # One answer, one line, also for an option whose name holds line ends.
-        values = (
-            re.sub(r"[\n\r]", lambda match: _TSV_ESCAPES[match[0]], one.value) for one in decision.answers
-        )
-        _print_text("".join(value + "\n" for value in values))
+        bare = [re.sub(r"[\n\r]", lambda match: _TSV_ESCAPES[match[0]], one.value) for one in decided.answers]
+        _print_text("".join(text + "\n" for text in bare))
     else:
-        text = _answer_table(decision.answers)
-        _print_text(text + (_stage_table(decision) if show_stages else ""), is_safe=True)
+        text = _answer_table(decided.answers)
+        _print_text(text + (_stage_table(decided) if with_stages else ""), is_safe=True)
 
 
 def _kind(answer: answers.Answer) -> str:
@@ -125,14 +124,14 @@ def _bar(p: float) -> str:
     return full * filled + empty * (BAR_CELLS - filled)
 
 
-def _stage_table(decision: answers.Decision) -> str:
-    t: timing.Timing = decision.timing
+def _stage_table(decided: answers.Decision) -> str:
+    t: timing.Timing = decided.timing
     stages = [("start", t.start_ms)] if t.start_ms is not None else []
     stages += [("parse", t.parse_ms), ("prepare", t.prepare_ms), ("queue", t.queue_ms)]
     stages += [("inference", t.inference_ms), ("total", t.processing_ms)]
-    usage = decision.usage
+    usage = decided.usage
     cached = f", {usage.cached_tokens} of them cached" if usage.cached_tokens else ""
-    summary = _encodable(shown(f" {usage.input_tokens} tokens{cached}, {decision.model}"), sys.stdout)
+    summary = _encodable(shown(f" {usage.input_tokens} tokens{cached}, {decided.model}"), sys.stdout)
     rows = [(name, f"{ms:9.1f}") for name, ms in stages]
     return "\n" + _table(("stage", "       ms"), rows) + summary + "\n"
 
@@ -140,24 +139,24 @@ def _stage_table(decision: answers.Decision) -> str:
 # Lists, single lines.
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], format_name: str = "table") -> None:
+def rows(columns: Sequence[str], lines: Sequence[Sequence[str]], format_name: str = "table") -> None:
     """Print a list to stdout: as a table, as JSON (an array of objects), as JSON lines, or as TSV."""
     if format_name in ("json", "jsonl"):
-        objects = [dict(zip(columns, row, strict=True)) for row in rows]
-        lines = [json_bytes(one, one_line=True) for one in objects]
-        _write(json_bytes(objects) if format_name == "json" else b"".join(lines))
+        objects = [dict(zip(columns, fields, strict=True)) for fields in lines]
+        one_by_one = b"".join(json_bytes(each, one_line=True) for each in objects)
+        _write(json_bytes(objects) if format_name == "json" else one_by_one)
     elif format_name in ("tsv", "value"):
-        _print_text("".join(tsv_line(row) + "\n" for row in rows))
+        _print_text("".join(tsv_line(fields) + "\n" for fields in lines))
     else:
-        _print_text(_table(columns, rows), is_safe=True)
+        _print_text(_table(columns, lines), is_safe=True)
 
 
-def print_json(value: object, *, one_line: bool = False) -> None:
+def value(wire: object, *, one_line: bool = False) -> None:
     """Print one JSON value to stdout."""
-    _write(json_bytes(value, one_line=one_line))
+    _write(json_bytes(wire, one_line=one_line))
 
 
-def print_line(text: str) -> None:
+def line(text: str) -> None:
     """Print one line to stdout, literally; on a terminal its control characters are escaped."""
     _print_text(text + "\n")
 
@@ -170,26 +169,57 @@ def notice(text: str) -> None:
     _to_stderr(f"note: {shown(text)}")
 
 
-def progress(text: str) -> None:
-    """Tell on stderr what is being waited for."""
-    _to_stderr(f"... {shown(text)}")
+def notices(texts: Sequence[str]) -> None:
+    """Tell several, each once."""
+    for text in dict.fromkeys(texts):
+        notice(text)
+
+
+class Progress:
+    """What is being waited for, on stderr: lines, and on a terminal also one that counts tokens.
+
+    quiet: say nothing. Call `close` when the waiting is over, whatever its end.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._is_counting = False
+        self._counts = is_terminal(sys.stderr) and not quiet
+
+    def report(self, text: str) -> None:
+        """Tell one line."""
+        self.close()
+        if not self._quiet:
+            _to_stderr(f"... {shown(text)}")
+
+    def tokens(self, read: int, total: int) -> None:
+        """Show how many tokens of the request were read so far; on a terminal only."""
+        if self._counts:
+            self._is_counting = True
+            _to_stderr(f"\r... {read} / {total} tokens\x1b[K", end="")
+
+    def close(self) -> None:
+        """Remove the counting line, if there is one."""
+        if self._is_counting:
+            self._is_counting = False
+            _to_stderr("\r\x1b[K", end="")
 
 
 def error(exc: errors.OpenjevError) -> None:
     """Print an error: `error:` once a problem, a dead child's last lines, and `next:`."""
     for problem in exc.problems:
         _to_stderr(f"error: {shown(problem)}")
-    for line in getattr(exc, "log_tail", ()):
-        _to_stderr(f"log: {shown(line)}")
+    for text in getattr(exc, "log_tail", ()):
+        _to_stderr(f"log: {shown(text)}")
     _to_stderr(f"next: {shown(exc.next_step)}")
 
 
-def _to_stderr(line: str) -> None:
+def _to_stderr(text: str, *, end: str = "\n") -> None:
     stream = sys.stderr
     if stream is None:
         return
     try:
-        stream.write(_encodable(line, stream) + "\n")
+        stream.write(_encodable(text, stream) + end)
         stream.flush()
     except (OSError, ValueError):
         pass  # a full or closed stderr must not change the outcome
@@ -228,7 +258,7 @@ def _print_text(text: str, *, is_safe: bool = False) -> None:
 
 
 def _write(data: bytes) -> None:
-    """Write all bytes to stdout and flush. A closed pipe ends the process as it ends other Unix tools."""
+    """Write all bytes to stdout and flush. A closed pipe stays a BrokenPipeError, for the entry to end on."""
     stream = sys.stdout
     if stream is None:
         raise _unwritable("it is closed")
@@ -238,7 +268,7 @@ def _write(data: bytes) -> None:
         stream.buffer.write(data)
         stream.buffer.flush()
     except BrokenPipeError:
-        end_on_closed_pipe()
+        raise
     except OSError as exc:
         _abandon_stdout()
         raise _unwritable(exc.strerror or str(exc)) from exc
@@ -258,17 +288,6 @@ def _abandon_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
-
-
-def end_on_closed_pipe() -> NoReturn:
-    """End the process by SIGPIPE, silently: the shell sees 141, as from other Unix tools."""
-    import signal
-
-    _abandon_stdout()
-    # Python ignores SIGPIPE; with the default action back, the signal ends us.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGPIPE)
-    os._exit(141)
 
 
 # Tables.
@@ -340,11 +359,3 @@ def _rendered(table: Table, width: int, *, colour: bool) -> str:
         console.print(table)
     lines = [line.rstrip() for line in capture.get().splitlines()]
     return "\n".join(line for line in lines if line) + "\n"
-
-
-Reporter = Callable[[str], None]
-
-
-def reporter(*, quiet: bool) -> Reporter:
-    """`progress`, or something silent when `--quiet` was given."""
-    return (lambda text: None) if quiet else progress

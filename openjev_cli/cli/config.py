@@ -22,14 +22,14 @@ def show(format_name: _Format = "table") -> None:
     """Print every setting with its value and where it came from."""
     loaded = config.load_from_process({})
     rows = [(key, loaded.shown(key), str(loaded.sources[key])) for key in config.KEYS]
-    output.print_rows(("setting", "value", "source"), rows, config.list_format(format_name))
+    output.rows(("setting", "value", "source"), rows, config.list_format(format_name))
 
 
 @app.command()
 def get(key: _Key) -> None:
     """Print one value; an empty line when it is not set."""
     config.setting(key)
-    output.print_line(config.load_from_process({}).shown(key))
+    output.line(config.load_from_process({}).shown(key))
 
 
 @app.command("set")
@@ -37,9 +37,7 @@ def set_(
     key: _Key, value: Annotated[str, typer.Argument(help="the new value; '' removes it", metavar="VALUE")]
 ) -> None:
     """Write one setting into the user's file. The file before is kept as .bak, with its comments."""
-    output.print_line(
-        str(config.set_in_user_file(key, value, env=os.environ, cwd=config.working_directory()))
-    )
+    output.line(str(config.set_in_user_file(key, value, env=os.environ, cwd=config.working_directory())))
 
 
 @app.command()
@@ -51,4 +49,4 @@ def path() -> None:
         output.notice(f"the project file {project} is read too")
     if user is None:
         raise config.no_home_error()
-    output.print_line(str(user))
+    output.line(str(user))

@@ -33,7 +33,7 @@ def list_(format_name: _Format = "table") -> None:
         )
         for found in models.installed(_load())
     ]
-    output.print_rows(("profile", "model", "size", "state", "path"), rows, config.list_format(format_name))
+    output.rows(("profile", "model", "size", "state", "path"), rows, config.list_format(format_name))
 
 
 @app.command()
@@ -43,7 +43,7 @@ def path(profile: _Name) -> None:
     wanted = models.profile(profile)
     if not models.path_of(wanted, loaded).is_file():
         raise models.missing_files_error(wanted, loaded)
-    output.print_line(str(models.path_of(wanted, loaded)))
+    output.line(str(models.path_of(wanted, loaded)))
 
 
 @app.command()
@@ -53,7 +53,7 @@ def verify(profile: _Name) -> None:
     wanted = models.profile(profile)
     if not models.is_verified(models.path_of(wanted, loaded), wanted.weights, always_hash=True):
         raise models.missing_files_error(wanted, loaded)
-    output.print_line(f"ok {wanted.weights.sha256} {models.path_of(wanted, loaded)}")
+    output.line(f"ok {wanted.weights.sha256} {models.path_of(wanted, loaded)}")
 
 
 @app.command()
@@ -66,10 +66,10 @@ def pull(
     wanted = models.profile(profile)
     at = models.path_of(wanted, loaded)
     if wanted.name == "tiny":
-        models.fetch_tiny(loaded, on_progress=output.reporter(quiet=quiet))
+        models.fetch_tiny(loaded, on_progress=output.Progress(quiet=quiet).report)
     elif not models.is_verified(at, wanted.weights):
         raise models.missing_files_error(wanted, loaded)
-    output.print_line(str(at))
+    output.line(str(at))
 
 
 @app.command()
@@ -84,4 +84,4 @@ def rm(profile: _Name) -> None:
             next_step="See what is there: openjev models list",
         )
     for each in removed:
-        output.print_line(str(each))
+        output.line(str(each))
