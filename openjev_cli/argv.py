@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Flag:
-    """One option. value: None for a switch. needed: a binary without it can't be used; others are left out."""
+    """One option. value: None for a switch. needed: a binary without it is refused; others are left out."""
 
     name: str
     value: str | None
@@ -52,7 +52,9 @@ def flags(settings: Settings) -> tuple[Flag, ...]:
     cpu = s.backend == "cpu"
     table = [
         Flag("--model", str(s.model), "the weights"),
-        Flag("--host", s.socket, "a Unix socket: only this user can reach it, and the kernel names its owner"),
+        Flag(
+            "--host", s.socket, "a Unix socket: only this user can reach it, and the kernel names its owner"
+        ),
         Flag("--ctx-size", str(s.n_ctx * s.slots), "every slot gets the whole promised context"),
         Flag("--parallel", str(s.slots), "questions of a request are read in one batch"),
         Flag("--no-kv-unified", None, "no request may fail because another one filled a shared pool"),
@@ -80,12 +82,14 @@ def flags(settings: Settings) -> tuple[Flag, ...]:
     if s.idle == "exit":
         table.append(Flag("--exit-idle-seconds", str(s.keep_alive_s), "gives the memory back"))
     elif s.idle == "sleep":
-        table.append(Flag("--sleep-idle-seconds", str(s.keep_alive_s), "unloads the model; the process stays"))
+        table.append(
+            Flag("--sleep-idle-seconds", str(s.keep_alive_s), "unloads the model; the process stays")
+        )
     return tuple(table)
 
 
 def build_argv(settings: Settings, known: frozenset[str] | None = None) -> tuple[str, ...]:
-    """Return the options of llama-server (without the program). known: the options the binary has; None = all.
+    """Return the options of llama-server, without the program. known: the options the binary has, None = all.
     Raises ServerError that names every needed option the binary lacks."""
     table = flags(settings)
     if known is not None:

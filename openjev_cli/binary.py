@@ -46,7 +46,7 @@ def find_binary(explicit: Path | None, cache_dir: Path, environ: Mapping[str, st
         if not _is_program(explicit):
             raise ServerError(
                 f"OPENJEV_LLAMA_SERVER: {explicit} is not an executable file",
-                next_step="set OPENJEV_LLAMA_SERVER to a llama-server, or unset it and run scripts/build-llama.sh",
+                next_step="set it to a llama-server, or unset it and run scripts/build-llama.sh",
             )
         return _describe(explicit.resolve())
     built = cache_dir / "llama" / "current" / "llama-server"
@@ -70,9 +70,7 @@ def _is_program(path: Path) -> bool:
 def _on_path(path: Path) -> Binary:
     found = _describe(path)
     notice = f"using {path} from PATH as a stock llama-server; scripts/build-llama.sh builds the faster one"
-    return Binary(
-        path, found.kind, found.build, found.release, found.abilities, found.backend, notice=notice
-    )
+    return Binary(path, found.kind, found.build, found.release, found.abilities, found.backend, notice=notice)
 
 
 def _describe(path: Path) -> Binary:

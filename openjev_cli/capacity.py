@@ -19,7 +19,7 @@ SMALLEST_CONTEXT = 2048
 # Compute buffers, tokenizer and HTTP threads: 0.3-0.6 GiB over the models measured.
 _OVERHEAD_BYTES = 512 * MIB
 # What other programs need meanwhile: a fifth of the free memory stays free.
-_USABLE = 0.8
+USABLE = 0.8
 _DEFAULT_CACHE_RAM_MIB = 8192  # llama-server's own default; never more than that
 _MOST_CHECKPOINTS, _FEWEST_CHECKPOINTS = 32, 4
 
@@ -50,8 +50,8 @@ def plan(
     *, n_ctx: int, slots: int, weights_bytes: int, shape: Shape | None, available_bytes: int | None
 ) -> Plan:
     """Return the largest context up to `n_ctx` that fits in four fifths of the available memory, with the
-    prompt cache and the checkpoints that fit beside it. Halves the context down to 2048 tokens, then the slots
-    down to 1; what does not fit even then is left for the server to try. Pure."""
+    prompt cache and the checkpoints that fit beside it. Halves the context down to 2048 tokens, then the
+    slots down to 1; what does not fit even then is left for the server to try. Pure."""
     notices = []
     if shape is not None and 0 < shape.trained_context < n_ctx:
         notices.append(
@@ -60,7 +60,7 @@ def plan(
         )
         n_ctx = shape.trained_context
     wanted = n_ctx, slots
-    usable = None if available_bytes is None else int(available_bytes * _USABLE)
+    usable = None if available_bytes is None else int(available_bytes * USABLE)
     if usable is not None:
         while need_bytes(n_ctx, slots, weights_bytes, shape) > usable:
             if n_ctx > SMALLEST_CONTEXT:
@@ -231,9 +231,7 @@ def _cgroups(read: Reader, controller: str) -> list[tuple[str, str, str, str]]:
             continue
         # In a container the path may be the host's and not exist here; then the root still holds the limit.
         parts = [part for part in path.split("/") if part]
-        found += [
-            ("/".join([root, *parts[:depth]]), *names) for depth in range(len(parts), -1, -1)
-        ]
+        found += [("/".join([root, *parts[:depth]]), *names) for depth in range(len(parts), -1, -1)]
     return found
 
 
@@ -246,8 +244,12 @@ def threads(read: Reader = _read) -> int:
         return max(1, (os.cpu_count() or 2) // 2)
     count = len(allowed)
     if count > 4:
-        siblings = (read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in allowed)
-        count = len({found if found is not None else str(cpu) for cpu, found in zip(allowed, siblings, strict=True)})
+        siblings = (
+            read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in allowed
+        )
+        count = len(
+            {found if found is not None else str(cpu) for cpu, found in zip(allowed, siblings, strict=True)}
+        )
     quota = cpu_quota(read)
     return max(1, count if quota is None else min(count, int(quota)))
 

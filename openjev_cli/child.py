@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,11 @@ from openjev_cli.runtime import Process
 if TYPE_CHECKING:
     import subprocess
 
-# The server appends; past this size its log is cut to nothing, so that a long life can't fill the disk.
-MAX_LOG_BYTES = 8 << 20
 _TAIL_BYTES = 64 << 10
 
 # The shell waits for one line before it becomes llama-server. Whoever starts it records the pid first and
-# sends the line then; if the starter is killed in between, the shell reads the end of the pipe and exits. So a
-# server that nobody knows of can't exist. The pid stays the same over `exec`.
+# sends the line then; if the starter is killed in between, the shell reads the end of the pipe and exits.
+# So a server that nobody knows of can't exist. The pid stays the same over `exec`.
 _WAIT_THEN_BECOME = 'IFS= read -r go && exec "$0" "$@" </dev/null'
 
 # Children of this very process, so that a dead one can be reaped and its exit status known.
@@ -92,10 +91,9 @@ def spawn(
         child.stdin.write(b"go\n")
         child.stdin.flush()
     finally:
-        try:
+        # It may have died meanwhile; the caller finds that out, with its exit status.
+        with suppress(BrokenPipeError):
             child.stdin.close()
-        except BrokenPipeError:
-            pass  # it died meanwhile; the caller finds that out with its exit status
     return process
 
 
@@ -136,12 +134,18 @@ def tail(log: Path, lines: int = 20) -> tuple[str, ...]:
     except OSError:
         return ()
     found = [line.rstrip() for line in text.split("\n") if line.strip()]
-    return tuple(re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: f"\\x{ord(m[0]):02x}", line) for line in found[-lines:])
+    return tuple(
+        re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: f"\\x{ord(m[0]):02x}", line) for line in found[-lines:]
+    )
 
 
 _DECISIVE = (
-    re.compile(r"out of memory|bad_alloc|(failed|unable) to allocate|cannot allocate|alloc_buffer.*failed", re.I),
-    re.compile(r"unknown (model )?architecture|invalid magic|corrupt|not within the file bounds|mmproj", re.I),
+    re.compile(
+        r"out of memory|bad_alloc|(failed|unable) to allocate|cannot allocate|alloc_buffer.*failed", re.I
+    ),
+    re.compile(
+        r"unknown (model )?architecture|invalid magic|corrupt|not within the file bounds|mmproj", re.I
+    ),
     re.compile(r"\berror\b|\bfailed\b|\bassert|invalid|unknown|cannot|couldn't|not found", re.I),
 )
 

@@ -23,7 +23,7 @@ _LONGEST_NAME = "0123456789abcdef.sock"
 
 
 class Gone(ServerError):
-    """The recorded server can't be reached: dead, stopped, or its socket is gone. Ask `server.ensure` again."""
+    """The recorded server can't be reached: dead, stopped, or its socket is gone. Call `ensure` again."""
 
 
 class NotOurs(Gone):
@@ -93,7 +93,7 @@ def _claim(path: Path) -> str | None:
 
 
 def identify(pid: int) -> Process | None:
-    """Return the process of ours that has this pid now, or None: no such process, a zombie, or not our uid."""
+    """Return the process of ours that has this pid now, or None: none, a zombie, or not our uid."""
     if sys.platform == "darwin":
         return _identify_darwin(pid)
     try:
@@ -139,8 +139,8 @@ def is_alive(process: Process) -> bool:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return (pid, uid) of the process that listens at the other end of a Unix socket, as the kernel knows it.
-    Nothing is sent. Raises OSError where the kernel does not say."""
+    """Return (pid, uid) of the process that listens at the other end of a Unix socket, as the kernel knows
+    it. Nothing is sent. Raises OSError where the kernel does not say."""
     if sys.platform == "darwin":
         # <sys/un.h>: SOL_LOCAL 0, LOCAL_PEERCRED 1 gives struct xucred (version, uid, ...), LOCAL_PEERPID 2.
         _, uid = struct.unpack_from("=II", connection.getsockopt(0, 1, 76))
@@ -151,9 +151,9 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def connect(path: Path, process: Process, *, timeout_s: float = 60.0) -> socket.socket:
-    """Return a connection to the Unix socket at `path` whose other end is proven to be `process` under our uid,
-    before a byte is sent. timeout_s bounds the wait for a place in the backlog; the socket that comes back has
-    no timeout. Raises Gone, or NotOurs."""
+    """Return a connection to the Unix socket at `path` whose other end is proven to be `process` under our
+    uid, before a byte is sent. timeout_s bounds the wait for a place in the backlog; the socket that comes
+    back has no timeout. Raises Gone, or NotOurs."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     again = "run the command again: it starts a new server"
     try:
@@ -174,7 +174,9 @@ def connect(path: Path, process: Process, *, timeout_s: float = 60.0) -> socket.
         raise Gone(f"{path}: {exc.strerror}", next_step=again) from exc
     if uid != os.getuid() or pid != process.pid or not is_alive(process):
         connection.close()
-        raise NotOurs(f"{path}: pid {pid} (uid {uid}) listens there, not the recorded server", next_step=again)
+        raise NotOurs(
+            f"{path}: pid {pid} (uid {uid}) listens there, not the recorded server", next_step=again
+        )
     return connection
 
 
