@@ -84,7 +84,6 @@ def start(
     settings, plan = _settle(spec, files, report)
     known = None if _is_known(spec.binary) else binary.options_of(spec.binary, files.folder / "options.json")
     words = argv_table.build_argv(_with_idle(settings, spec, known), known)
-    notices = tuple(notice for notice in (spec.binary.notice, plan.notice) if notice)
     facts: dict[str, Any] = {
         "version": record.VERSION,
         "key": files.key,
@@ -103,7 +102,7 @@ def start(
         "cache_ram_mib": plan.cache_ram_mib,
         "idle": next((how for how in ("exit", "sleep") if f"--{how}-idle-seconds" in words), "never"),
         "keep_alive_s": spec.keep_alive_s,
-        "notices": notices,
+        "notices": [plan.notice] if plan.notice else [],
     }
     report.say(f"starting llama-server for {spec.model.name}")
 
@@ -112,8 +111,7 @@ def start(
         record.write(files, facts)
 
     process = child.spawn(spec.binary.path, words, log=files.log, environ=environ, on_spawned=note)
-    running = _wait_ready(files, Record(process, False, facts), report, patience)
-    return replace(running, notices=notices)
+    return _wait_ready(files, Record(process, False, facts), report, patience)
 
 
 def _is_known(program: binary.Binary) -> bool:
@@ -223,7 +221,7 @@ def _wait_ready(files: Files, recorded: Record, report: Reporter, patience: Pati
         delay_s = min(0.1, delay_s * 1.3)
     facts = {**recorded.facts, "ready": True}
     record.write(files, facts)
-    return Running(files, process, facts, was_started=True)
+    return Running(files, process, facts, was_started=True, notices=tuple(facts["notices"]))
 
 
 def _health(files: Files, process: Process) -> int:

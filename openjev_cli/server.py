@@ -14,15 +14,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openjev_cli import record, runtime
+from openjev_cli import binary, record, runtime
 from openjev_cli.errors import ServerError
 from openjev_cli.record import Files, Record, Running, Spec
 from openjev_cli.runtime import Gone, NotOurs
 
 if TYPE_CHECKING:
     from openjev_cli import launch
+    from openjev_cli.config import Config
+    from openjev_cli.models import Model
 
-__all__ = ["Gone", "NotOurs", "Running", "Spec", "Status", "ensure", "find", "newest_log", "status", "stop"]
+__all__ = [
+    "Gone",
+    "NotOurs",
+    "Running",
+    "Spec",
+    "Status",
+    "ensure",
+    "find",
+    "newest_log",
+    "spec_for",
+    "status",
+    "stop",
+]
+
+
+def spec_for(settings: Config, model: Model, environ: Mapping[str, str]) -> Spec:
+    """Return the server that these settings and this model want. Raises ServerError without a binary."""
+    return Spec(
+        binary.find_binary(settings.llama_server, settings.cache_dir, environ),
+        model.path,
+        mmproj=model.mmproj,
+        n_ctx=model.n_ctx,
+        keep_alive_s=settings.keep_alive_s,
+    )
 
 
 def find(spec: Spec, environ: Mapping[str, str]) -> Running | None:
@@ -90,7 +115,7 @@ def _start_lock(files: Files, report: launch.Reporter, patience: launch.Patience
         # A holder that was stopped (Ctrl-Z) after its server got ready must not block anybody.
         found = _find(files)
         if found is not None:
-            yield replace(found, was_started=True)
+            yield replace(found, was_started=True, notices=tuple(found.facts["notices"]))
             return
         signs = launch.signs(files, record.read(files))
         if signs != seen:
@@ -233,7 +258,7 @@ def _when_idle(idle: str, keep_alive_s: int | None) -> str:
     if idle == "exit":
         return f"exits after {keep_alive_s} s"
     if idle == "sleep":
-        return f"unloads its model after {keep_alive_s} s; the process stays until `openjev server stop`"
+        return f"unloads after {keep_alive_s} s, the process stays until `openjev server stop`"
     return "stays until `openjev server stop`"
 
 
