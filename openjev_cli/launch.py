@@ -82,7 +82,9 @@ def start(
 ) -> Running:
     files.remove()
     settings, plan = _settle(spec, files, report)
-    known = None if _is_known(spec.binary) else binary.options_of(spec.binary, files.folder / "options.json")
+    known = (
+        None if _is_known(spec.binary) else binary.options_of(spec.binary, files.folder / record.OPTIONS_FILE)
+    )
     words = argv_table.build_argv(_with_idle(settings, spec, known), known)
     facts: dict[str, Any] = {
         "version": record.VERSION,
@@ -222,6 +224,14 @@ def _wait_ready(files: Files, recorded: Record, report: Reporter, patience: Pati
     facts = {**recorded.facts, "ready": True}
     record.write(files, facts)
     return Running(files, process, facts, was_started=True, notices=tuple(facts["notices"]))
+
+
+def ready_now(files: Files) -> Running | None:
+    """Return the recorded server if it answers that it is ready, whoever waits for it; never waits itself."""
+    recorded = record.read(files)
+    if recorded is None or _health(files, recorded.process) != 200:
+        return None
+    return Running(files, recorded.process, recorded.facts)
 
 
 def _health(files: Files, process: Process) -> int:

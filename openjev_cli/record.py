@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 VERSION = 1
 # The server appends; past this size its log is cut to nothing, so that a long life can't fill the disk.
 MAX_LOG_BYTES = 8 << 20
+# What the binary's `--help` named, beside the records.
+OPTIONS_FILE = "options.json"
 # llama-server closes a connection on which nothing was asked for 5 s (CPPHTTPLIB_KEEPALIVE_TIMEOUT_SECOND).
 _HELD_CONNECTION_S = 2.0
 

@@ -111,9 +111,9 @@ def _start_lock(files: Files, report: launch.Reporter, patience: launch.Patience
     changed_at_s, seen = time.monotonic(), None
     while not lock.try_acquire():
         report.waiting("waiting for the llama-server that another openjev starts")
-        time.sleep(0.03)
-        # A holder that was stopped (Ctrl-Z) after its server got ready must not block anybody.
-        found = _find(files)
+        time.sleep(0.05)
+        # A holder that was itself stopped (Ctrl-Z) must not block anybody once its server is ready.
+        found = _find(files) or launch.ready_now(files)
         if found is not None:
             yield replace(found, was_started=True, notices=tuple(found.facts["notices"]))
             return
@@ -137,7 +137,10 @@ def stop(key: str | None = None, *, environ: Mapping[str, str] | None = None) ->
     were ended. Never touches a process that is not the recorded one. Raises ServerError when one survives."""
     folder = runtime.folder(os.environ if environ is None else environ)
     chosen = [files for files in record.all_files(folder) if key is None or files.key == key]
-    return tuple(pid for files in chosen if (pid := _stop(files)) is not None)
+    ended = tuple(pid for files in chosen if (pid := _stop(files)) is not None)
+    if key is None:
+        (folder / record.OPTIONS_FILE).unlink(missing_ok=True)
+    return ended
 
 
 def _stop(files: Files, *, wait_s: float = 10.0) -> int | None:
