@@ -139,6 +139,38 @@ def from_wire(value: reading.Value) -> tuple[tuple[Question, ...], tuple[reading
     return tuple(question for question in found if question is not None), tuple(problems)
 
 
+def choice(text: str, options: Sequence[str]) -> Choice:
+    """Return the choice between options written NAME or NAME:DESCRIPTION, as `openjev pick` takes them.
+
+    The first colon that no backslash precedes ends a name. Raises InputError with every problem.
+    """
+    problems: list[str] = []
+    found: list[Option] = []
+    places: dict[str, int] = {}
+    for number, written in enumerate(options, start=1):
+        chars = _scan(written)
+        cut = next((i for i, char in enumerate(chars) if _is(char, ":")), len(chars))
+        name, description = _text(_trim(chars[:cut])), _text(_trim(chars[cut + 1 :]))
+        if not name:
+            problems.append(f"-o[{number}]: the option has no name")
+            continue
+        first = places.setdefault(_same_name(name), number)
+        if first != number:
+            problems.append(
+                f"-o[{number}]: the option {reading.shorten(name)} is already given by -o[{first}]"
+            )
+        found.append(Option(name, reading.visible(description) or None))
+    if not text.strip():
+        problems.append("the question is empty")
+    if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+        problems.append(
+            f"the question has {len(options)} options; it needs {MIN_OPTIONS} to {MAX_OPTIONS} (-o NAME)"
+        )
+    if problems:
+        raise errors.collect(problems, next_step="openjev pick --help")
+    return Choice("q1", reading.visible(text.strip()), tuple(found))
+
+
 def to_wire(question: Question) -> reading.Plain:
     """Return the question as the JSON object of the wire (without its id, which is its key there)."""
     wire: dict[str, reading.Plain] = {"instructions": question.text}

@@ -263,9 +263,13 @@ def _read_json_fast(text: str) -> object:
         return _UNSURE
     has_escapes = "\\ud" in text or "\\uD" in text
     level: list[Value] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    depth = 0
+    while level:
+        depth += 1
         below: list[Value] = []
         for one in level:
+            if depth > MAX_DEPTH and isinstance(one, dict | list):
+                return _UNSURE
             if isinstance(one, dict):
                 if has_escapes and any(_has_surrogate(key) for key in one):
                     return _UNSURE
@@ -274,10 +278,8 @@ def _read_json_fast(text: str) -> object:
                 below.extend(one)
             elif has_escapes and isinstance(one, str) and _has_surrogate(one):
                 return _UNSURE
-        if not below:
-            return value
         level = below
-    return _UNSURE
+    return value
 
 
 def _has_surrogate(text: str) -> bool:
@@ -347,11 +349,11 @@ class _JsonScanner:
         return self.text[self.at : self.at + 1]
 
     def _read(self, loc: Loc, depth: int) -> Value:
-        if depth > MAX_DEPTH:
-            self.faults.append((self.at, (), f"nested deeper than {MAX_DEPTH} levels"))
-            raise _Stop
         self._mark(loc)
         start = self._peek()
+        if depth > MAX_DEPTH and start in ("{", "["):
+            self.faults.append((self.at, (), f"nested deeper than {MAX_DEPTH} levels"))
+            raise _Stop
         if start == "{":
             return self._object(loc, depth)
         if start == "[":
@@ -632,12 +634,12 @@ class _YamlBuilder:
         if self._aliased > MAX_ALIASED_NODES:
             self._fault(node, (), f"aliases repeat more than {MAX_ALIASED_NODES} values")
             raise _Stop
-        if depth > MAX_DEPTH:
-            self._fault(node, (), f"nested deeper than {MAX_DEPTH} levels")
-            raise _Stop
         self._seen.add(id(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, loc)
+        if depth > MAX_DEPTH:
+            self._fault(node, (), f"nested deeper than {MAX_DEPTH} levels")
+            raise _Stop
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):

@@ -77,12 +77,12 @@ def from_bytes(data: bytes, *, name: str, compact: bool = True) -> State:
             f"{name}: named as an image, but it {what}", next_step="Check the file, or rename it to .txt."
         )
     if suffix == ".json":
-        return from_value(reading.parse_json(text, name=name), compact=compact)
+        return from_value(reading.parse_json(text, name=name), compact=compact, name=name)
     if suffix in (".yaml", ".yml"):
-        return from_value(reading.parse_yaml(text, name=name), compact=compact)
+        return from_value(reading.parse_yaml(text, name=name), compact=compact, name=name)
     if suffix in (".ndjson", ".jsonl"):
         records = reading.read_ndjson(text, name=name)
-        state = from_value(records, compact=compact)
+        state = from_value(records, compact=compact, name=name)
         count = f"{len(records)} record" + ("s" if len(records) != 1 else "")
         notice = f"{name}: {count} read as one state, an array; ask --each answers for each of them"
         return State(state.kind, state.text, state.messages, (notice,))
@@ -97,10 +97,10 @@ def from_stdin(data: bytes, *, form: Form | None = None, name: str = "stdin", co
     """
     text = _decode(data, name)
     if form == "json":
-        return from_value(reading.parse_json(text, name=name), compact=compact)
+        return from_value(reading.parse_json(text, name=name), compact=compact, name=name)
     if form is None and text.lstrip(" \t\r\n")[:1] in ("{", "["):
         try:
-            return from_value(reading.parse_json(text, name=name), compact=compact)
+            return from_value(reading.parse_json(text, name=name), compact=compact, name=name)
         except reading.SyntaxFault:
             pass
     return _text_state(text)
@@ -111,16 +111,16 @@ def from_text(text: str, *, name: str = "--text") -> State:
     return _text_state(reading.decode(reading.encode_argument(text), name=name))
 
 
-def from_value(value: reading.Value, *, compact: bool = True) -> State:
+def from_value(value: reading.Value, *, compact: bool = True, name: str = "") -> State:
     """Return the state of a value that was read strictly: text, chat or JSON.
 
     Chat is a list, or exactly {"messages": list}, whose items are exactly role + content. Raises InputError
-    for a chat that holds an image.
+    for a chat that holds an image (`name` says whose it is).
     """
     if isinstance(value, str):
         return _text_state(value)
     text = reading.visible(reading.dumps(value, compact=compact))
-    messages = _messages(value)
+    messages = _messages(value, name)
     return State("json", text) if messages is None else State("chat", text, messages)
 
 
@@ -158,7 +158,7 @@ def image_kind(data: bytes) -> str | None:
 # Chats
 
 
-def _messages(value: reading.Value) -> tuple[Message, ...] | None:
+def _messages(value: reading.Value, name: str) -> tuple[Message, ...] | None:
     """Return the messages of a chat, or None if the value is no chat."""
     if isinstance(value, dict) and list(value) == ["messages"]:
         value = value["messages"]
@@ -174,7 +174,7 @@ def _messages(value: reading.Value) -> tuple[Message, ...] | None:
         items.append((role, parts))
     if any(kind != "text" for _, parts in items for kind, _ in parts):
         raise errors.InputError(
-            "the chat holds an image; this version does not read images yet",
+            (f"{name}: " if name else "") + "the chat holds an image; this version does not read images yet",
             next_step="Leave the image parts out of the messages.",
         )
     # llama.cpp joins the text parts of a message with a line end too (common/chat.cpp, b11434).
