@@ -112,7 +112,7 @@ def _download(wheel: Wheel, scratch: Path, destination: Path, report: Progress) 
             return downloaded
         if "No module named pip" in output:
             continue
-        failure = _download_error(wheel, installer, output, destination)
+        failure = download_error(wheel, installer, output, destination)
         # uv has to fetch pip itself first: its failure says nothing about the next installer.
         if Path(installer[0]).name not in ("uv", "uvx"):
             break
@@ -195,7 +195,7 @@ _NETWORK_SIGNS = (
 )
 
 
-def _download_error(wheel: Wheel, installer: list[str], output: str, destination: Path) -> errors.ModelError:
+def download_error(wheel: Wheel, installer: list[str], output: str, destination: Path) -> errors.ModelError:
     """Translate pip's output; its wording has been stable, and what is not recognised is quoted."""
     if "No space left on device" in output:
         return disk_error(OSError(errno.ENOSPC, "No space left on device"), destination.parent)

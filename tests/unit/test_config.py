@@ -125,8 +125,8 @@ def test_nonsense_names_the_place_and_what_is_allowed_all_at_once(home: Path, pr
         home, project, flags={"format": "jsn"}, OPENJEV_PROFILE="fats", OPENJEV_COMPACT_JSON="abc"
     ) == [
         (
-            f"{path}: keep_alive: 'soon' is not a time; write seconds (600), or a number with s, m, h or d (10m),"
-            " up to 365d"
+            f"{path}: keep_alive: 'soon' is not a time; write seconds (600), or a number with s, m, h or d"
+            " (10m), up to 365d"
         ),
         f"{path}: quiet: 3 is neither true nor false; write true or false",
         f"{path}: min_confidence: 2.0 is not a number from 0 to 1",
