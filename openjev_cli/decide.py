@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from openjev_cli import answers, errors, labels, models, prompt, runtime, server
+from openjev_cli import answers, errors, labels, models, prompt, record, runtime, server
 from openjev_cli import state as states
 from openjev_cli.config import Config
 from openjev_cli.engine import facts as facts_
@@ -87,16 +87,21 @@ class Session:
         if not running.was_started:
             stages.merge("start", into="prepare")
         assert self._model is not None
-        notices = tuple(running.notices) if running.was_started else ()
+        notices = running.notices
         if self._model.notice is not None:
             notices += (self._model.notice,)
+            models.notice_shown(self._model)
+            self._model = replace(self._model, notice=None)
         return Engine(running.connect, self._model.name, running.memory_path, running.was_started, notices)
 
-    def _running(self) -> server.Running:
+    def _running(self) -> record.Running:
         if self._model is None:
             self._model = models.resolve(self._config, on_progress=self._report)
-        spec = server.plan(self._config, self._model, self._environ)
-        return server.ensure(spec, self._environ, on_progress=self._report)
+        spec = server.spec_for(self._config, self._model, self._environ)
+        running = server.ensure(spec, environ=self._environ, on_progress=self._report)
+        if running.was_started and spec.binary.notice:
+            running = replace(running, notices=(spec.binary.notice, *running.notices))
+        return running
 
     def _caching(self) -> Caching:
         return Caching(

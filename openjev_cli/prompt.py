@@ -4,8 +4,9 @@ A prompt is a list of segments; its token ids are the concatenation of the segme
 come from the model's chat template and are tokenized with special tokens; user segments never are, so nothing
 a user writes can end a message. Everything here is pure: `engine` renders templates and tokenizes.
 
-Layout: the state (one user message, or the messages of a chat), then the question as a last user message, then
-the answer cue. What is the same for every question of a request is its prefix; the rest is a question's suffix.
+Layout: the state (one user message, or the messages of a chat), then the question as a last user message,
+then the answer cue. What is the same for every question of a request is its prefix; the rest is a question's
+suffix.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STATE_TO_QUESTION = "\n\n"  # only for templates that refuse two user messages i
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a prompt. special: tokenize special tokens (frame text), or take it literally (user text)."""
+    """A piece of a prompt. special: frame text, whose special tokens count; else user text, literally."""
 
     text: str
     special: bool

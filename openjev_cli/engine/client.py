@@ -1,12 +1,10 @@
-"""HTTP to one llama-server over a connection that somebody else opened and verified.
+"""Requests to one llama-server over a connection that somebody else opened and verified.
 
-Small on purpose: `http.client` starts ten times faster than a full HTTP library, and one kept connection is all
-a warm call needs. Errors of the transport and of llama-server become ours here and nowhere else.
+Errors of the transport and of llama-server become ours here and nowhere else.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import time
@@ -14,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from openjev_cli import errors
+from openjev_cli.engine.wire import ClosedEarly, NotHttp, Wire
 
 Connect = Callable[[], socket.socket]
 
@@ -21,19 +20,6 @@ Connect = Callable[[], socket.socket]
 STALL_S = 60.0
 # llama-server answers 503 while it loads a model, also after it slept.
 _LOADING_POLL_S = 0.1
-
-
-class _Connection(http.client.HTTPConnection):
-    """An HTTP/1.1 connection whose socket comes from `connect`."""
-
-    def __init__(self, connect: Connect, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._open = connect
-        self._timeout_s = timeout_s
-
-    def connect(self) -> None:
-        self.sock = self._open()
-        self.sock.settimeout(self._timeout_s)
 
 
 class Client:
@@ -49,7 +35,7 @@ class Client:
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._connection: _Connection | None = None
+        self._wire: Wire | None = None
         self.requests_sent = 0
 
     def __enter__(self) -> Client:
@@ -60,9 +46,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; llama-server drops the work of a closed connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._wire is not None:
+            self._wire.socket.close()
+            self._wire = None
 
     def get(self, path: str) -> Any:
         """Return the parsed JSON reply to a GET."""
@@ -80,33 +66,33 @@ class Client:
     def _call(self, method: str, path: str, body: bytes | None) -> Any:
         while True:
             status, raw = self._exchange(method, path, body)
-            if status == http.client.SERVICE_UNAVAILABLE and b"oading model" in raw:
+            if status == 503 and b"oading model" in raw:
                 time.sleep(_LOADING_POLL_S)
                 continue
             return _parse(status, raw, path)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        is_fresh = self._connection is None
-        connection = self._connection or _Connection(self._connect, self._stall_s)
-        self._connection = connection
+        is_fresh = self._wire is None
+        wire = self._wire or Wire(self._connect())
+        self._wire = wire
         self.requests_sent += 1
         try:
-            connection.request(method, path, body, self._headers)
-            response = self._await_reply(connection)
-            return response.status, response.read()
-        except (http.client.RemoteDisconnected, ConnectionError, BrokenPipeError) as exc:
+            wire.socket.settimeout(self._stall_s)
+            wire.send(method, path, body, self._headers)
+            self._await_reply(wire.socket)
+            reply = wire.receive()
+        except (ClosedEarly, ConnectionError) as exc:
             self.close()
-            if not is_fresh and not isinstance(exc, ConnectionRefusedError):
+            if isinstance(exc, ClosedEarly) and exc.began:
+                raise errors.EngineError(
+                    f"llama-server stopped in the middle of its reply to {path}",
+                    next_step="look at its log: openjev server logs",
+                ) from exc
+            if not is_fresh:
                 # A kept connection may have been closed between two requests; nothing was read of a reply.
                 return self._exchange(method, path, body)
             raise errors.ConnectionLost(
                 f"the connection to llama-server closed before a reply to {path}",
-                next_step="look at its log: openjev server logs",
-            ) from exc
-        except http.client.IncompleteRead as exc:
-            self.close()
-            raise errors.EngineError(
-                f"llama-server stopped in the middle of its reply to {path}",
                 next_step="look at its log: openjev server logs",
             ) from exc
         except TimeoutError as exc:
@@ -115,45 +101,48 @@ class Client:
                 f"llama-server made no progress for {self._stall_s:.0f} s ({path})",
                 next_step="look at its log: openjev server logs; then: openjev server stop",
             ) from exc
-        except http.client.HTTPException as exc:
+        except NotHttp as exc:
             self.close()
             raise errors.EngineError(
-                f"llama-server sent a reply to {path} that is not HTTP ({type(exc).__name__})",
+                f"what answers {path} does not speak HTTP",
                 next_step="check what listens there: openjev server status",
             ) from exc
+        except BaseException:
+            # Ctrl-C above all: the engine stops working for a connection that is closed.
+            self.close()
+            raise
+        if not wire.keeps_alive:
+            self.close()
+        return reply
 
-    def _await_reply(self, connection: _Connection) -> http.client.HTTPResponse:
-        """Wait for the reply's first line, for as long as the engine works on anything.
+    def _await_reply(self, connection: socket.socket) -> None:
+        """Wait for the first byte of the reply, for as long as the engine works on anything.
 
-        The kernel's own wait is used in slices: when one ends without a byte, the engine's slots are compared
-        with those a slice ago. They change while it works for us or for those before us in its queue.
+        When a wait of `stall_s` ends without a byte, the engine's slots are compared with those a wait ago.
+        They change while it works for us or for those before us in its queue.
         """
-        if connection.sock is not None:
-            before: Any = None
-            while not _readable(connection.sock, self._stall_s):
-                now = self._work_done()
-                if now is None or now == before:
-                    raise TimeoutError
-                before = now
-        return connection.getresponse()
+        before: Any = None
+        while not _readable(connection, self._stall_s):
+            now = self._work_done()
+            if now is None or now == before:
+                raise TimeoutError
+            before = now
 
     def _work_done(self) -> Any:
         """Return what tells one moment of the engine's work from another, or None if it does not say."""
-        probe = Client(self._connect, stall_s=self._stall_s)
         try:
-            with probe:
-                # Not through _call: a probe never waits for another probe.
-                status, raw = probe._simple_get("/slots")
-        except (errors.EngineError, OSError, http.client.HTTPException):
+            wire = Wire(self._connect())
+        except (OSError, errors.OpenjevError):
             return None
-        return raw if status == http.client.OK else None
-
-    def _simple_get(self, path: str) -> tuple[int, bytes]:
-        connection = _Connection(self._connect, self._stall_s)
-        self._connection = connection
-        connection.request("GET", path, None, self._headers)
-        response = connection.getresponse()
-        return response.status, response.read()
+        try:
+            wire.socket.settimeout(self._stall_s)
+            wire.send("GET", "/slots", None, self._headers)
+            status, raw = wire.receive()
+        except (ClosedEarly, NotHttp, OSError):
+            return None
+        finally:
+            wire.socket.close()
+        return raw if status == 200 else None
 
 
 def _readable(sock: socket.socket, timeout_s: float) -> bool:
@@ -172,7 +161,7 @@ def _parse(status: int, raw: bytes, path: str) -> Any:
             f"llama-server answered {path} with status {status} and something that is not JSON",
             next_step="look at its log: openjev server logs",
         ) from exc
-    if status < http.client.BAD_REQUEST:
+    if status < 400:
         return reply
     error = reply.get("error") if isinstance(reply, dict) else None
     detail = error if isinstance(error, dict) else {}

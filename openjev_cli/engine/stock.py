@@ -151,11 +151,15 @@ class _Run:
             raise nonsense("/completion gave no JSON object")
         # An answer on a cut prompt is no answer.
         if reply.get("truncated") or reply.get("tokens_evaluated") != len(ids):
-            raise nonsense(f"{len(ids)} prompt tokens were sent and {reply.get('tokens_evaluated')} were read")
+            raise nonsense(
+                f"{len(ids)} prompt tokens were sent and {reply.get('tokens_evaluated')} were read"
+            )
         slot = reply.get("id_slot")
         self._slot = slot if isinstance(slot, int) else -1
         timings = reply.get("timings") or {}
-        self.inference_ms += float(timings.get("prompt_ms") or 0.0) + float(timings.get("predicted_ms") or 0.0)
+        self.inference_ms += float(timings.get("prompt_ms") or 0.0) + float(
+            timings.get("predicted_ms") or 0.0
+        )
         return reply
 
 

@@ -1,0 +1,108 @@
+"""The command line: one file a command, each of which parses, calls one function and prints what it returns.
+
+Only the command that is called is imported: what all of them would load takes longer than a warm answer.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+from typer.exceptions import TyperException
+
+from openjev_cli import __version__, errors
+from openjev_cli.cli import common
+
+# name: (module, attribute, first sentence of its help). A function is a command, a Typer app a group.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "ask": ("ask", "ask", "Answer questions about one state."),
+    "is": ("ask", "is_", "Answer one yes/no question: exit code 0 for yes, 1 for no."),
+    "pick": ("ask", "pick", "Choose one of the options and print its name."),
+    "server": (
+        "server",
+        "app",
+        "The llama-server that all calls share: it starts by itself and goes when idle.",
+    ),
+    "models": ("models", "app", "List, fetch, check and remove model files."),
+    "config": ("config", "app", "Show and change settings, each with where it comes from."),
+}
+
+
+class _Lazy(typer.core.TyperGroup):
+    """A group that imports a command when it is called, and lists all of them without importing any."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found = getattr(import_module(f"openjev_cli.cli.{module}"), attribute)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
+            single.command(cmd_name)(found)
+            found = single
+        found._add_completion = False
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items()])
+
+
+app = typer.Typer(
+    name="openjev",
+    cls=_Lazy,
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"openjev {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Typed decisions from a local model: a state and questions in, answers with probabilities out."""
+
+
+def run(arguments: list[str], *, began_at_s: float) -> int:
+    """Run one command line and return its exit code; errors that a user can cause are printed."""
+    common.began_at_s = began_at_s
+    try:
+        result = app(arguments, standalone_mode=False, prog_name="openjev")
+    except errors.OpenjevError as exc:
+        if common.wants_debug(arguments):
+            raise
+        return _failed(exc)
+    except typer.Abort as exc:
+        raise KeyboardInterrupt from exc
+    except TyperException as exc:
+        # Usage errors of the parser, in the shape of all our errors.
+        message = getattr(exc, "format_message", lambda: str(exc))()
+        command = getattr(getattr(exc, "ctx", None), "command_path", None) or "openjev"
+        return _failed(errors.InputError(" ".join(message.split()), next_step=f"{command} --help"))
+    return result if isinstance(result, int) else 0
+
+
+def _failed(exc: errors.OpenjevError) -> int:
+    from openjev_cli import output
+
+    output.error(exc)
+    return int(exc.exit_code)

@@ -1,0 +1,168 @@
+"""What several commands share: the common options, and how a state and questions are picked from a call."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from openjev_cli import errors
+
+if TYPE_CHECKING:
+    from openjev_cli import config, questions
+    from openjev_cli import state as states
+
+# Set by the entry: when the process began, so that `parse` includes the start of the interpreter's work.
+began_at_s = 0.0
+
+Profile = Annotated[str | None, typer.Option("-p", "--profile", help="Pinned model and settings to ask.")]
+ModelFile = Annotated[str | None, typer.Option("--model", metavar="FILE.gguf", help="Ask this model file.")]
+Mmproj = Annotated[str | None, typer.Option("--mmproj", metavar="FILE", help="The model's image projector.")]
+ConnectTo = Annotated[
+    str | None,
+    typer.Option("--connect", metavar="URL|SOCKET", help="Ask a llama-server that already runs."),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "-f",
+        "--format",
+        metavar="table|json|jsonl|tsv|value",
+        help="Output format. Default: a table on a terminal, else JSON.",
+    ),
+]
+Timing = Annotated[
+    bool | None, typer.Option("--timing/--no-timing", help="Show where the time went below a table.")
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep anything cached.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No notices on stderr.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")]
+KeepAlive = Annotated[
+    str | None, typer.Option("--keep-alive", metavar="TIME", help="How long an idle server stays (10m).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Read the state as JSON, whatever its name.")]
+Text = Annotated[
+    str | None,
+    typer.Option("--text", metavar="TEXT", help="The state itself, as text; `-` reads it from stdin."),
+]
+StateArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[STATE]", help="A file, or `-` for stdin (the default if it is a pipe or file)."),
+]
+
+
+def wants_debug(arguments: Sequence[str]) -> bool:
+    """Return whether errors should show their traceback, also when the settings themselves are wrong."""
+    return "--debug" in arguments or os.environ.get("OPENJEV_DEBUG", "").lower() in ("1", "true", "yes", "on")
+
+
+def load_config(**flags: Any) -> config.Config:
+    """Return the settings of this call. flags: by field name; None and False switches mean not given."""
+    from openjev_cli import config
+
+    if flags.pop("no_cache", False):
+        flags["cache"] = False
+    given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    if flags.get("timing") is False:
+        given["timing"] = False
+    return config.load_from_process(given)
+
+
+def read_stdin(what: str) -> bytes:
+    """Return all of stdin. Says on stderr that it waits when somebody would have to type."""
+    from openjev_cli import reading
+
+    if sys.stdin is not None and sys.stdin.isatty():
+        print(f"reading {what} from the terminal; end it with Ctrl-D", file=sys.stderr)
+    return reading.read_stdin()
+
+
+def stdin_is_piped() -> bool:
+    """Return whether stdin is a pipe, a socket or a file that somebody meant to be read."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def read_state(
+    argument: str | None,
+    *,
+    text: str | None,
+    as_json: bool,
+    settings: config.Config,
+    stdin_is_taken: bool = False,
+) -> states.State:
+    """Return the state of a call: the argument's file, stdin, or the literal text.
+
+    stdin_is_taken: the question list is read from it. Raises InputError.
+    """
+    from openjev_cli import reading
+    from openjev_cli import state as states
+
+    compact = settings.compact_json
+    if text is not None and text != "-":
+        _refuse_both(argument, text)
+        if as_json:
+            return states.from_value(reading.parse_json(text, name="--text"), compact=compact)
+        return states.from_text(text)
+    wants_stdin = argument == "-" or text == "-"
+    if argument is not None and argument != "-":
+        if text == "-":
+            raise errors.InputError(f"two states: {argument} and --text -", next_step="give one of them")
+        path = Path(argument)
+        if as_json:
+            return states.from_stdin(reading.read_file(path), form="json", name=argument, compact=compact)
+        return states.from_path(path, compact=compact)
+    if stdin_is_taken:
+        if wants_stdin:
+            raise errors.InputError(
+                "the state and the questions cannot both be read from stdin",
+                next_step="give one of them as a file",
+            )
+        raise errors.InputError(
+            "no state: stdin holds the questions", next_step="name the state's file before -q -"
+        )
+    if not wants_stdin and not stdin_is_piped():
+        raise errors.InputError(
+            "no state to ask about", next_step="name a file, pipe it in, or give it with --text"
+        )
+    form: states.Form | None = "json" if as_json else "text" if text == "-" else None
+    return states.from_stdin(read_stdin("the state"), form=form, compact=compact)
+
+
+def _refuse_both(argument: str | None, text: str) -> None:
+    if argument is not None:
+        raise errors.InputError(f"two states: {argument} and --text", next_step="give one of them")
+    if len(text) < 256 and "\n" not in text and os.path.isfile(text):  # noqa: PTH113 - any text may be here
+        raise errors.InputError(
+            f"--text takes the text itself, and {text} is a file",
+            next_step=f"to read the file as text: --text - < {text}",
+        )
+
+
+def question_sources(files: Sequence[str], inline: Sequence[str]) -> tuple[list[questions.Source], bool]:
+    """Return the sources of a call's questions in order (files, then inline), and whether stdin is one."""
+    from openjev_cli import questions, reading
+
+    if sum(name == "-" for name in files) > 1:
+        raise errors.InputError("-q - is given twice, but stdin can be read once", next_step="drop one -q -")
+    sources = []
+    for name in files:
+        if name == "-":
+            sources.append(questions.Source("stdin", read_stdin("the questions"), is_stdin=True))
+        else:
+            sources.append(questions.Source(name, reading.read_file(Path(name))))
+    sources.extend(questions.inline(text) for text in inline)
+    return sources, "-" in files
+
+
+def environment() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
