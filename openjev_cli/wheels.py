@@ -139,6 +139,7 @@ def _run_quietly(command: list[str], wheel: Wheel, scratch: Path, report: Progre
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,
+                preexec_fn=_dies_with_parent(),
             )
         except OSError as exc:
             return 127, f"ERROR: {command[0]}: {exc.strerror}"
@@ -159,6 +160,26 @@ def _run_quietly(command: list[str], wheel: Wheel, scratch: Path, report: Progre
             child.wait()
             raise
     return status, log.read_text(errors="replace")
+
+
+def _dies_with_parent() -> Callable[[], None] | None:
+    """What a child runs first so that it ends when we are killed, where the system can do that (Linux).
+
+    An orphaned pip would go on downloading, and make its folder again after the next call has removed it.
+    """
+    import signal
+    import sys
+
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: a child of a fork should do little
+
+    def ask_for_the_signal() -> None:
+        prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG, linux/prctl.h
+
+    return ask_for_the_signal
 
 
 def _tree_bytes(folder: Path) -> int:
