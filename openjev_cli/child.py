@@ -33,8 +33,8 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 # How long a thread of llama-server spins at a barrier before it sleeps (libgomp; about 30 us). Its default
-# burns a time slice whenever another process holds the core it waits for: beside two busy loops on two cores a
-# request of four questions took 3.4 s by default and 2.3 s with this; on an idle machine 0.96 s and 0.95 s.
+# burns a time slice whenever another process holds the core it waits for: beside two busy loops on two cores
+# a request of four questions took 3.4 s by default and 2.3 s with this; on an idle machine 0.96 s and 0.95 s.
 SPIN_COUNT = "10000"
 
 
@@ -94,10 +94,11 @@ def spawn(
                 f"{program} ended before it began", next_step=f"look at {log} and run the command again"
             )
         on_spawned(process)
-        child.stdin.write(b"go\n")
-        child.stdin.flush()
-    finally:
         # It may have died meanwhile; the caller finds that out, with its exit status.
+        with suppress(BrokenPipeError):
+            child.stdin.write(b"go\n")
+            child.stdin.flush()
+    finally:
         with suppress(BrokenPipeError):
             child.stdin.close()
     return process
@@ -147,7 +148,9 @@ def tail(log: Path, lines: int = 20) -> tuple[str, ...]:
 
 _DECISIVE = (
     re.compile(
-        r"out of memory|bad_alloc|(failed|unable) to allocate|cannot allocate|alloc_buffer.*failed", re.I
+        r"out of memory|bad_alloc|(failed|unable) to allocate|cannot allocate|alloc_buffer.*failed"
+        r"|resource temporarily unavailable",
+        re.I,
     ),
     re.compile(
         r"unknown (model )?architecture|invalid magic|corrupt|not within the file bounds|mmproj", re.I

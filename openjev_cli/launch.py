@@ -126,7 +126,7 @@ def _settle(spec: Spec, files: Files, report: Reporter) -> tuple[argv_table.Sett
     shape = capacity.read_shape(spec.model)
     parts = [path for path in (spec.model, spec.mmproj, spec.adapter) if path is not None]
     weights_bytes = sum(path.stat().st_size for path in parts)
-    _make_room(files, capacity.need_bytes(spec.n_ctx, spec.slots, weights_bytes, shape), report)
+    make_room(files, capacity.need_bytes(spec.n_ctx, spec.slots, weights_bytes, shape), report)
     plan = capacity.plan(
         n_ctx=spec.n_ctx,
         slots=spec.slots,
@@ -161,7 +161,7 @@ def _with_idle(
     return replace(settings, idle=idle, keep_alive_s=max(1, spec.keep_alive_s))
 
 
-def _make_room(files: Files, need_bytes: int, report: Reporter) -> None:
+def make_room(files: Files, need_bytes: int, report: Reporter) -> None:
     """Stop idle servers of ours, the longest unused first, while the memory does not suffice."""
     others = [
         other for other in record.all_files(files.folder) if other.key != files.key and record.read(other)

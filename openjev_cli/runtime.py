@@ -207,13 +207,15 @@ def _stat_fields(pid: int) -> list[bytes]:
 
 
 def connections(path: Path) -> int | None:
-    """Return how many clients are connected to the listening socket at `path`; None where /proc can't say."""
+    """Return how many clients are connected to the listening socket at `path`, or wait to be; None where the
+    system does not list them."""
     try:
         lines = Path("/proc/net/unix").read_bytes().splitlines()[1:]
     except OSError:
         return None
-    name, connected = os.fsencode(path), b"03"
-    return sum(1 for line in lines if (f := line.split(None, 7))[5] == connected and f[-1] == name)
+    # State 01 is the listener itself; 02 waits to be accepted, 03 is connected (enum socket_state + 1).
+    name, listening = os.fsencode(path), b"01"
+    return sum(1 for line in lines if (f := line.split(None, 7))[-1] == name and f[5] != listening)
 
 
 class Lock:
