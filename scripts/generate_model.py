@@ -31,10 +31,10 @@ ALIGNMENT = 32
 BLOCK = 32
 CHUNK_BLOCKS = 1 << 18  # blocks drawn at a time: 8 MiB of weights
 # ggml type numbers (ggml.h) and the bytes one block of 32 weights takes
-F32, Q4_0, Q8_0 = 0, 2, 8
+F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8
 TYPES = {"Q4_0": Q4_0, "Q8_0": Q8_0}
 FILE_TYPES = {"Q4_0": 2, "Q8_0": 7}  # llama_ftype, shown by the server only
-BLOCK_BYTES = {Q4_0: 18, Q8_0: 34}
+BLOCK_BYTES = {F16: 64, Q4_0: 18, Q8_0: 34}
 # token types of llama.h
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
@@ -263,7 +263,7 @@ SYSTEMONE_TEMPLATE = r"""
 class Tensor:
     """One tensor: dimensions in ggml order (the row length first), and how its values are drawn.
 
-    Quantized: uniform with standard deviation `scale`. F32: uniform between `low` and `high`.
+    Quantized and F16: uniform with standard deviation `scale`. F32: uniform between `low` and `high`.
     """
 
     name: str
@@ -344,7 +344,15 @@ def draw(tensor: Tensor, seed: int) -> Iterator[bytes]:
 
 
 def draw_blocks(tensor: Tensor, count: int, source: random.Random) -> bytes:
-    """Return `count` blocks, each one half-precision factor and 32 uniformly drawn quants."""
+    """Return `count` blocks: 32 half-precision values, or one such factor and 32 quants, drawn uniformly."""
+    if tensor.type == F16:
+        # 256 values in equal steps; their std is 73.9 of them.
+        table = b"".join(struct.pack("<e", (step - 127.5) * tensor.scale / 73.9) for step in range(256))
+        drawn = source.randbytes(32 * count)
+        values = bytearray(64 * count)
+        values[0::2] = drawn.translate(table[0::2])
+        values[1::2] = drawn.translate(table[1::2])
+        return bytes(values)
     if tensor.type == Q8_0:
         # std of a uniform -127..127 is 73.6; -128 is left out, as quantizers do.
         heads = [struct.pack("<e", tensor.scale / 73.6)] * 2
@@ -393,6 +401,9 @@ class Metadata:
 
     def text(self, key: str, value: str) -> None:
         self._add(key, 8, pack_string(value))
+
+    def reals(self, key: str, values: list[float]) -> None:
+        self._add(key, 9, struct.pack(f"<IQ{len(values)}f", 6, len(values), *values))
 
     def ints(self, key: str, values: list[int]) -> None:
         self._add(key, 9, struct.pack(f"<IQ{len(values)}i", 5, len(values), *values))
@@ -453,7 +464,7 @@ def add_tokenizer(meta: Metadata, n_vocab: int) -> None:
 def write_model(
     path: Path, *, shape: str = "tiny", seed: int = 1, quant: str = "Q8_0", decision: bool = False
 ) -> None:
-    """Write the model to `path`, atomically: the file is there whole or not at all.
+    """Write the model to `path`.
 
     shape: a key of SHAPES. quant: type of the matrices, Q8_0 or Q4_0 (embeddings are always Q8_0).
     """
@@ -461,11 +472,16 @@ def write_model(
     # 32 is the narrowest tile of rows any kernel works on.
     n_vocab = sizes.vocabulary or -(-len(vocabulary().tokens) // 32) * 32
     meta = metadata(f"openjev generated {shape}", sizes, n_vocab, quant, decision=decision)
+    write_file(path, meta, list(tensors(sizes, n_vocab, TYPES[quant])), seed)
+
+
+def write_file(path: Path, meta: Metadata, wanted: list[Tensor], seed: int) -> None:
+    """Write a GGUF file to `path`, atomically: it is there whole or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("wb") as out:
-            write_gguf(out, meta, list(tensors(sizes, n_vocab, TYPES[quant])), seed)
+            write_gguf(out, meta, wanted, seed)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
