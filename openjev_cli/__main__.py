@@ -16,8 +16,9 @@ def main() -> None:
     """Run the command line of this process and exit."""
     code = run(sys.argv[1:])
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # None: it was closed before we began (`>&-`)
+                stream.flush()
     except BrokenPipeError:
         code = _closed_pipe()
     except OSError as exc:
@@ -37,8 +38,6 @@ def run(arguments: list[str]) -> int:
         return _closed_pipe()
     except KeyboardInterrupt:
         return 130
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else 70
     except BaseException:
         import traceback
 

@@ -5,6 +5,7 @@ Only the command that is called is imported: what all of them would load takes l
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "The llama-server that all calls share: it starts by itself and goes when idle.",
     ),
     "models": ("models", "app", "List, fetch, check and remove model files."),
-    "config": ("config", "app", "Show and change settings, each with where it comes from."),
+    "config": ("config", "app", "Show and change settings, and where each came from."),
 }
 
 
@@ -86,7 +87,12 @@ def run(arguments: list[str], *, began_at_s: float) -> int:
     """Run one command line and return its exit code; errors that a user can cause are printed."""
     common.began_at_s = began_at_s
     try:
-        result = app(arguments, standalone_mode=False, prog_name="openjev")
+        # Not app(...): its main() turns a closed pipe into exit code 1, which only a verdict may be.
+        command = typer.main.get_command(app)
+        with command.make_context("openjev", arguments) as context:
+            result = command.invoke(context)
+    except typer.Exit as exc:
+        return exc.exit_code
     except errors.OpenjevError as exc:
         if common.wants_debug(arguments):
             raise
@@ -96,8 +102,11 @@ def run(arguments: list[str], *, began_at_s: float) -> int:
     except TyperException as exc:
         # Usage errors of the parser, in the shape of all our errors.
         message = getattr(exc, "format_message", lambda: str(exc))()
-        command = getattr(getattr(exc, "ctx", None), "command_path", None) or "openjev"
-        return _failed(errors.InputError(" ".join(message.split()), next_step=f"{command} --help"))
+        if message.startswith("Usage: "):  # a group that was called without a command
+            print(message, file=sys.stderr)
+            return int(errors.Exit.INPUT)
+        path = getattr(getattr(exc, "ctx", None), "command_path", None) or "openjev"
+        return _failed(errors.InputError(" ".join(message.split()), next_step=f"{path} --help"))
     return result if isinstance(result, int) else 0
 
 

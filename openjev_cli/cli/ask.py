@@ -62,11 +62,9 @@ def ask(
         raise errors.InputError(
             "no question to ask", next_step="give a list with -q FILE, or one with -Q TEXT"
         )
-    sources, stdin_is_taken = common.question_sources(files, inline or [])
-    asked = questions.load(sources)
-    judged = common.read_state(
-        state, text=text, as_json=as_json, settings=settings, stdin_is_taken=stdin_is_taken
-    )
+    common.one_reader_of_stdin(files, state, text)
+    asked = questions.load(common.question_sources(files, inline or []))
+    judged = common.read_state(state, text=text, as_json=as_json, settings=settings)
     return show(settings, _decide(settings, judged, asked))
 
 

@@ -91,18 +91,25 @@ def stdin_is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def read_state(
-    argument: str | None,
-    *,
-    text: str | None,
-    as_json: bool,
-    settings: config.Config,
-    stdin_is_taken: bool = False,
-) -> states.State:
-    """Return the state of a call: the argument's file, stdin, or the literal text.
+def one_reader_of_stdin(files: Sequence[str], argument: str | None, text: str | None) -> None:
+    """Refuse a call in which two things would read stdin, or nothing is left to be the state. Reads nothing."""
+    if files.count("-") > 1:
+        raise errors.InputError("-q - is given twice, but stdin can be read once", next_step="drop one -q -")
+    if "-" in files and "-" in (argument, text):
+        raise errors.InputError(
+            "the state and the questions cannot both be read from stdin",
+            next_step="give one of them as a file",
+        )
+    if "-" in files and argument is None and text is None:
+        raise errors.InputError(
+            "no state: stdin holds the questions", next_step="name the state's file before -q -"
+        )
 
-    stdin_is_taken: the question list is read from it. Raises InputError.
-    """
+
+def read_state(
+    argument: str | None, *, text: str | None, as_json: bool, settings: config.Config
+) -> states.State:
+    """Return the state of a call: the argument's file, stdin, or the literal text. Raises InputError."""
     from openjev_cli import reading
     from openjev_cli import state as states
 
@@ -120,15 +127,6 @@ def read_state(
         if as_json:
             return states.from_stdin(reading.read_file(path), form="json", name=argument, compact=compact)
         return states.from_path(path, compact=compact)
-    if stdin_is_taken:
-        if wants_stdin:
-            raise errors.InputError(
-                "the state and the questions cannot both be read from stdin",
-                next_step="give one of them as a file",
-            )
-        raise errors.InputError(
-            "no state: stdin holds the questions", next_step="name the state's file before -q -"
-        )
     if not wants_stdin and not stdin_is_piped():
         raise errors.InputError(
             "no state to ask about", next_step="name a file, pipe it in, or give it with --text"
@@ -147,12 +145,10 @@ def _refuse_both(argument: str | None, text: str) -> None:
         )
 
 
-def question_sources(files: Sequence[str], inline: Sequence[str]) -> tuple[list[questions.Source], bool]:
-    """Return the sources of a call's questions in order (files, then inline), and whether stdin is one."""
+def question_sources(files: Sequence[str], inline: Sequence[str]) -> list[questions.Source]:
+    """Return the sources of a call's questions in order: files (`-` is stdin), then inline."""
     from openjev_cli import questions, reading
 
-    if sum(name == "-" for name in files) > 1:
-        raise errors.InputError("-q - is given twice, but stdin can be read once", next_step="drop one -q -")
     sources = []
     for name in files:
         if name == "-":
@@ -160,7 +156,7 @@ def question_sources(files: Sequence[str], inline: Sequence[str]) -> tuple[list[
         else:
             sources.append(questions.Source(name, reading.read_file(Path(name))))
     sources.extend(questions.inline(text) for text in inline)
-    return sources, "-" in files
+    return sources
 
 
 def environment() -> Mapping[str, str]:
