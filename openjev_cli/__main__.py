@@ -1,4 +1,4 @@
-"""The command's entry: the one catch. Every way out of openjev ends in one of the exit codes of `errors.Exit`."""
+"""The command's entry, with the one catch: every way out ends in one of the exit codes of `errors.Exit`."""
 
 from __future__ import annotations
 
@@ -60,11 +60,10 @@ def _closed_pipe() -> int:
 
 
 def _last_words(line: str) -> None:
-    # stderr itself may be what is closed or full.
-    try:
+    from contextlib import suppress
+
+    with suppress(OSError):  # stderr itself may be what is closed or full
         print(line, file=sys.stderr)
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

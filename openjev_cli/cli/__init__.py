@@ -95,7 +95,9 @@ def run(arguments: list[str], *, began_at_s: float) -> int:
         return exc.exit_code
     except errors.OpenjevError as exc:
         if common.wants_debug(arguments):
-            raise
+            import traceback
+
+            traceback.print_exc()
         return _failed(exc)
     except typer.Abort as exc:
         raise KeyboardInterrupt from exc
