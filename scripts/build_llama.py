@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +41,6 @@ from llama_tools import (
     first_fault,
     job_count,
     pick_backend,
-    run,
 )
 
 EXIT_FAILED = 4
@@ -281,8 +280,7 @@ class Builder:
                         self.progress.update(line.rstrip(), time.monotonic())
                 code = process.wait()
             except BaseException:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait()
+                stop_group(process)
                 raise
         self.progress.close()
         if code != 0:
@@ -294,13 +292,19 @@ class Builder:
             )
 
     def prove(self, plan: Plan, binary: Path) -> None:
-        result = run([*self.proof, binary])
-        if result.returncode == 0:
-            self.progress.note("".join(result.stdout.strip().splitlines()[-1:]) or "proven")
+        process = subprocess.Popen(
+            [*self.proof, binary], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+        try:
+            said = process.communicate()[0].strip().splitlines()[-1:]
+        except BaseException:
+            stop_group(process)
+            raise
+        if process.returncode == 0:
+            self.progress.note("".join(said) or "proven")
             return
-        reason = (
-            "".join(result.stdout.strip().splitlines()[-1:]) or f"its proof exits with {result.returncode}"
-        )
+        reason = "".join(said) or f"its proof exits with {process.returncode}"
         # What was kept under this key before lies just as much.
         shutil.rmtree(self.root / plan.key, ignore_errors=True)
         note = self.root / "failed" / plan.key
@@ -375,6 +379,13 @@ BUILD_VARIABLES = {
     ),
     *("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "HF_UI_VERSION", "HF_WEBUI_VERSION"),
 }
+
+
+def stop_group(process: subprocess.Popen[str]) -> None:
+    """End a process and what it started in its own group, and wait for it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
 
 
 def no_space(root: Path) -> tuple[str, str]:

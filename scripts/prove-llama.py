@@ -207,6 +207,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="tagged hybrid model; generated when absent")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S")
     args = parser.parse_args()
+    # The server must not outlive a proof that is told to stop.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     # Short: a socket path may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="openjev-proof-", dir="/tmp" if Path("/tmp").is_dir() else None))
     try:

@@ -21,13 +21,15 @@ fail() {
 }
 
 # make_venv DIR STAMP [PACKAGE...]: have a virtual environment in DIR with openjev (from this checkout, editable)
-# and the packages in it. STAMP names what is installed; nothing is done when DIR already holds that.
+# and the packages in it. STAMP names what is installed; nothing is done when DIR already holds that. What is
+# installed with "dev" also serves for "run".
 make_venv() {
-    local dir=$1 stamp=$2 root python log
+    local dir=$1 stamp=$2 root python log present
     shift 2
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     stamp="$stamp $(cksum <"$root/pyproject.toml") $root"
-    if [ -x "$dir/bin/openjev" ] && [ "$(cat "$dir/.openjev-stamp" 2>/dev/null)" = "$stamp" ]; then
+    present=$(cat "$dir/.openjev-stamp" 2>/dev/null || true)
+    if [ -x "$dir/bin/openjev" ] && { [ "$present" = "$stamp" ] || [ "$present" = "dev ${stamp#run }" ]; }; then
         return 0
     fi
     python=$(find_python)
@@ -41,7 +43,7 @@ make_venv() {
         fi
     fi
     if command -v uv >/dev/null 2>&1; then
-        uv pip install --quiet --python "$dir/bin/python" -e "$root" "$@" >"$log" 2>&1
+        (cd "$root" && uv pip install --quiet --python "$dir/bin/python" -e . "$@" >"$log" 2>&1)
     else
         # The pip an old Python brings knows no dependency groups.
         { "$dir/bin/python" -m pip --version || "$dir/bin/python" -m ensurepip; } >"$log" 2>&1 &&
