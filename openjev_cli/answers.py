@@ -171,13 +171,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Decision:
-    """Everything one request gave back. `model` is the name of what answered, `notices` lines for stderr."""
+    """Everything one request gave back. `model` is the name of what answered, `notices` lines for stderr.
+    reused: how many answers came from the answer cache; None when it was not asked."""
 
     model: str
     answers: tuple[Answer, ...]
     usage: Usage
     timing: timing.Timing
     notices: tuple[str, ...] = ()
+    reused: int | None = None
     explanation: tuple[str, ...] = field(default=(), repr=False)
 
     def to_wire(self, *, with_timing: bool = True) -> JSON:
@@ -196,5 +198,6 @@ class Decision:
                 "prepare_ms": t.prepare_ms,
                 "queue_ms": t.queue_ms,
                 "inference_ms": t.inference_ms,
+                **({"reused_answers": self.reused} if self.reused is not None else {}),
             }
         return wire

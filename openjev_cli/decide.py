@@ -1,15 +1,18 @@
-"""The use case: one request in, one decision out. The command line, streams, answer sets and HTTP all call this.
+"""The use case: one request in, one decision out. The command line, streams, answer sets and HTTP all call it.
 
-A `Session` knows which engine answers. It finds or starts the server, keeps what was learnt about it, frames the
-prompt, has it read, and turns the readings into typed answers. It prints nothing.
+A `Session` knows which engine answers. It finds or starts the server, keeps what was learnt about it, frames
+the prompt, has it read, and turns the readings into typed answers. It prints nothing.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from openjev_cli import answers, errors, labels, models, prompt, record, runtime, server
 from openjev_cli import state as states
@@ -17,36 +20,88 @@ from openjev_cli.config import Config
 from openjev_cli.engine import facts as facts_
 from openjev_cli.engine.client import Client, Connect
 from openjev_cli.engine.facts import Facts
-from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Readout
+from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading, Readout
 from openjev_cli.engine.stock import Stock
 from openjev_cli.request import Request
 from openjev_cli.timing import Stages
 
+if TYPE_CHECKING:
+    from openjev_cli.cache import AnswerCache
+    from openjev_cli.provenance import Provenance
+
 # Called with one line about a long step (a download, a model that loads).
 Report = Callable[[str], None]
 LOW_LABEL_MASS = 0.5
+# In a stream every request teaches a little; the file about the server is written this often at most.
+_SAVE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Engine:
     """A llama-server that can be asked. model: its name in answers. memory: where facts about it are kept, or
-    None. was_started: this call waited for it. notices: lines for stderr."""
+    None. notices: lines for stderr. running: the managed server behind it, or None."""
 
     connect: Connect
     model: str
     memory: Path | None
-    was_started: bool = False
     notices: tuple[str, ...] = ()
+    running: record.Running | None = None
 
 
 class Session:
-    """Where the requests of one command go. config: the settings. environ: the process environment."""
+    """Where the requests of one command go, from as many threads as it likes. Use it in a `with` block.
 
-    def __init__(self, config: Config, environ: Mapping[str, str], report: Report | None = None) -> None:
+    config: the settings. environ: the process environment. report: told about long steps. reuse: where
+    answers are kept across calls (`--reuse`), or None.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        environ: Mapping[str, str],
+        report: Report | None = None,
+        reuse: AnswerCache | None = None,
+    ) -> None:
         self._config = config
         self._environ = environ
         self._report = report
+        self._reuse = reuse
         self._model: models.Model | None = None
+        # One thread finds the server and learns about it; the others wait for what it found.
+        self._lock = threading.RLock()
+        self._current: Engine | None = None
+        self._facts: Facts | None = None
+        self._provenance: Provenance | None = None
+        self._idle: list[Client] = []
+        self._saved_at_s = 0.0
+        self._is_saved = True
+        self._notices: tuple[str, ...] = ()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all idle connections, and keep what was learnt."""
+        with self._lock:
+            if self._current is not None and self._facts is not None and not self._is_saved:
+                self._save(self._current, self._facts)
+            self._forget(self._current)
+        if self._reuse is not None:
+            self._reuse.close()
+
+    def slots(self) -> int:
+        """Return how many requests the engine reads at once; finds or starts it."""
+        with self._lock:
+            return self._known(self._engine(None)).n_slots
+
+    def provenance(self) -> Provenance:
+        """Return what produces the answers of this session; finds or starts the engine."""
+        with self._lock:
+            engine = self._engine(None)
+            return self._provenance_of(engine, self._known(engine))
 
     def decide(self, request: Request, stages: Stages, progress: Progress | None = None) -> answers.Decision:
         """Return the answers to `request`. stages: the stopwatch of this request, finished here.
@@ -55,32 +110,89 @@ class Session:
         away before the first byte of a reply is started again once; then the request is asked again whole.
         """
         stages.enter("prepare")
-        try:
-            return self._attempt(request, stages, progress)
-        except (errors.ConnectionLost, runtime.Gone):
-            if self._config.connect is not None:
-                raise
-            return self._attempt(request, stages, progress)
+        for is_last in (False, True):
+            engine = None
+            try:
+                engine = self._engine(stages)
+                return self._attempt(engine, request, stages, progress)
+            except (errors.ConnectionLost, runtime.Gone):
+                self._forget(engine)
+                if is_last or self._config.connect is not None:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, request: Request, stages: Stages, progress: Progress | None) -> answers.Decision:
-        engine = self._engine(stages)
-        with Client(engine.connect) as client:
-            known = self._known_facts(engine)
-            facts = known or facts_.learn(client)
-            frame, state, facts, notices = self._frame(client, facts, request.state)
+    def _attempt(
+        self, engine: Engine, request: Request, stages: Stages, progress: Progress | None
+    ) -> answers.Decision:
+        client = self._borrow(engine)
+        try:
+            known = self._known(engine)
+            frame, state, facts, notices = self._frame(client, known, request.state)
             longest = max(len(prompt.options_of(question)) for question in request.questions)
             spellings = [label.text for label in labels.take(facts.labels, longest)]
             asked = prompt.build(frame, state, request.questions, spellings)
-            evaluation, facts = _readout(client, facts).evaluate(asked, facts, self._caching(), progress)
-            if facts != known and self._config.cache and engine.memory is not None:
-                facts_.save(engine.memory, facts)
-        return self._decision(engine, request, evaluation, stages, notices)
+            evaluation, facts, reused = self._evaluate(engine, client, asked, facts, progress)
+            if facts != known:
+                self._keep(engine, facts)
+        except BaseException:
+            # An answer may still be on its way to this connection.
+            client.close()
+            raise
+        self._give_back(engine, client)
+        return self._decision(engine, request, evaluation, stages, notices, reused)
+
+    def _evaluate(
+        self, engine: Engine, client: Client, asked: prompt.Prompt, facts: Facts, progress: Progress | None
+    ) -> tuple[Evaluation, Facts, int | None]:
+        """Have the prompt read, except for what the answer cache holds; the last value counts the latter."""
+        readout = _readout(client, facts)
+        if self._reuse is None:
+            return *readout.evaluate(asked, facts, self._caching(), progress), None
+        keys = self._keys(engine, type(readout).__name__, asked, facts)
+        readings = self._reuse.get(keys)
+        missing = [i for i, reading in enumerate(readings) if reading is None]
+        queue_ms = inference_ms = 0.0
+        if missing:
+            rest = replace(asked, suffixes=tuple(asked.suffixes[i] for i in missing))
+            evaluation, facts = readout.evaluate(rest, facts, self._caching(), progress)
+            queue_ms, inference_ms = evaluation.queue_ms, evaluation.inference_ms
+            self._reuse.put({keys[i]: one for i, one in zip(missing, evaluation.readings, strict=True)})
+            for i, one in zip(missing, evaluation.readings, strict=True):
+                readings[i] = one
+        found: Sequence[Reading] = [reading for reading in readings if reading is not None]
+        return Evaluation(tuple(found), queue_ms, inference_ms, 0), facts, len(found) - len(missing)
+
+    def _keys(self, engine: Engine, readout: str, asked: prompt.Prompt, facts: Facts) -> list[bytes]:
+        from openjev_cli import cache
+
+        provenance = self._provenance_of(engine, facts).key()
+        return [
+            cache.key(
+                provenance,
+                readout,
+                asked.prefix,
+                suffix,
+                [label.token for label in facts.labels[: suffix.n_labels]],
+            )
+            for suffix in asked.suffixes
+        ]
 
     # ----------------------------------------------------------------------------------- which engine
 
-    def _engine(self, stages: Stages) -> Engine:
+    def _engine(self, stages: Stages | None) -> Engine:
+        """Return the engine of this session. Waiting for it is charged to `start` if it had to be started."""
+        if self._current is not None:
+            return self._current
+        with self._lock:
+            if self._current is None:
+                self._current = self._find_engine(stages)
+                self._notices += self._current.notices
+            return self._current
+
+    def _find_engine(self, stages: Stages | None) -> Engine:
         if self._config.connect is not None:
             return connected(self._config.connect)
+        stages = stages or Stages(time.perf_counter())
         stages.enter("start")
         running = self._running()
         stages.enter("prepare")
@@ -92,7 +204,42 @@ class Session:
             notices += (self._model.notice,)
             models.notice_shown(self._model)
             self._model = replace(self._model, notice=None)
-        return Engine(running.connect, self._model.name, running.memory_path, running.was_started, notices)
+        return Engine(running.connect, self._model.name, running.memory_path, notices, running)
+
+    def _forget(self, engine: Engine | None) -> None:
+        """Look for the engine anew at the next request, unless another thread has done so already."""
+        with self._lock:
+            if engine is not None and engine is self._current:
+                self._current = self._facts = self._provenance = None
+                for client in self._idle:
+                    client.close()
+                self._idle.clear()
+                if engine.running is not None:
+                    engine.running.close()
+
+    def _borrow(self, engine: Engine) -> Client:
+        with self._lock:
+            if engine is self._current and self._idle:
+                return self._idle.pop()
+        return Client(engine.connect)
+
+    def _give_back(self, engine: Engine, client: Client) -> None:
+        with self._lock:
+            if engine is self._current:
+                self._idle.append(client)
+                return
+        client.close()
+
+    def _provenance_of(self, engine: Engine, facts: Facts) -> Provenance:
+        from openjev_cli import provenance
+
+        with self._lock:
+            if self._provenance is None:
+                if engine.running is None or self._model is None:
+                    self._provenance = provenance.of_connected(engine.model, self._config, facts)
+                else:
+                    self._provenance = provenance.of_running(engine.running, self._model, self._config, facts)
+            return self._provenance
 
     def _running(self) -> record.Running:
         if self._model is None:
@@ -112,10 +259,35 @@ class Session:
 
     # ------------------------------------------------------------------------------------- the prompt
 
-    def _known_facts(self, engine: Engine) -> Facts | None:
-        if engine.memory is None or not self._config.cache:
-            return None
-        return facts_.load(engine.memory)
+    def _known(self, engine: Engine) -> Facts:
+        """Return what is known of the engine; the first request of all learns it."""
+        with self._lock:
+            if self._facts is None or engine is not self._current:
+                kept = engine.memory is not None and self._config.cache
+                facts = facts_.load(engine.memory) if kept and engine.memory is not None else None
+                if facts is None:
+                    with Client(engine.connect) as client:
+                        facts = facts_.learn(client)
+                    self._is_saved = False
+                if engine is not self._current:
+                    return facts
+                self._facts = facts
+            return self._facts
+
+    def _keep(self, engine: Engine, facts: Facts) -> None:
+        """Add what a request has learnt to what the session knows."""
+        with self._lock:
+            if engine is not self._current or self._facts is None:
+                return
+            self._facts = self._facts.merged_with(facts)
+            self._is_saved = False
+            if time.monotonic() - self._saved_at_s >= _SAVE_EVERY_S:
+                self._save(engine, self._facts)
+
+    def _save(self, engine: Engine, facts: Facts) -> None:
+        if self._config.cache and engine.memory is not None:
+            facts_.save(engine.memory, facts)
+        self._saved_at_s, self._is_saved = time.monotonic(), True
 
     def _frame(
         self, client: Client, facts: Facts, state: states.State
@@ -148,6 +320,7 @@ class Session:
         evaluation: Evaluation,
         stages: Stages,
         notices: tuple[str, ...],
+        reused: int | None,
     ) -> answers.Decision:
         readings = evaluation.readings
         typed = tuple(
@@ -169,8 +342,11 @@ class Session:
             cached_tokens=sum(reading.cached for reading in readings),
         )
         timing = stages.finish(queue_ms=evaluation.queue_ms, inference_ms=evaluation.inference_ms)
-        shown = (*engine.notices, *request.state.notices, *notices)
-        return answers.Decision(engine.model, typed, usage, timing, notices=shown)
+        with self._lock:
+            # What the engine's start had to say is said once.
+            about_engine, self._notices = self._notices, ()
+        shown = (*about_engine, *request.state.notices, *notices)
+        return answers.Decision(engine.model, typed, usage, timing, notices=shown, reused=reused)
 
 
 def _readout(client: Client, facts: Facts) -> Readout:

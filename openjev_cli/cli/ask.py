@@ -187,9 +187,9 @@ def _decide(
 
     stages = timing.Stages(began_at_s=common.began_at_s)
     console = output.Progress(quiet=settings.quiet)
-    session = decide.Session(settings, common.environment(), report=console.report)
     try:
-        return session.decide(request.Request(judged, asked), stages, progress=console.tokens)
+        with decide.Session(settings, common.environment(), report=console.report) as session:
+            return session.decide(request.Request(judged, asked), stages, progress=console.tokens)
     finally:
         console.close()
 

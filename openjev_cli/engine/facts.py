@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,7 @@ from openjev_cli import errors, labels, prompt
 from openjev_cli import state as states
 from openjev_cli.engine.client import Client
 
-_VERSION = 1
+_VERSION = 2
 # Between pieces of one /tokenize request: not a token id, so it cannot come out of a text.
 _SEPARATOR = -1
 # Renderings whose local filling is compared with the engine's own before the skeleton is trusted alone.
@@ -40,7 +41,8 @@ class Prefix:
 class Facts:
     """Everything known about one server. n_ctx: tokens per request. skeleton: None when every conversation has
     to be rendered by the engine. frames: token ids of frame texts. bos: ids that precede every prompt.
-    can_cut: the model's memory can be cut anywhere (no checkpoints needed); None until seen."""
+    can_cut: the model's memory can be cut anywhere (no checkpoints needed); None until seen. template: digest
+    of the chat template's text."""
 
     n_ctx: int
     n_slots: int
@@ -55,16 +57,12 @@ class Facts:
     can_cut: bool | None = None
     frames: dict[str, tuple[int, ...]] = field(default_factory=dict)
     prefixes: tuple[Prefix, ...] = ()
+    template: str = ""
 
     def digest(self, ids: Sequence[int]) -> str:
         """Return the keyed hash that stands for a prefix in the file."""
-        try:
-            # hashlib loads OpenSSL, which costs 10 ms of every call.
-            from _blake2 import blake2b
-        except ImportError:
-            from hashlib import blake2b
         raw = b"".join(i.to_bytes(4, "little") for i in ids)
-        return blake2b(raw, key=bytes.fromhex(self.hash_key), digest_size=16).hexdigest()
+        return _digest(raw, key=bytes.fromhex(self.hash_key))
 
     def prefix(self, digest: str) -> Prefix | None:
         """Return what is remembered of a prefix."""
@@ -74,6 +72,26 @@ class Facts:
         """Return these facts with `one` as the most recent prefix."""
         rest = tuple(other for other in self.prefixes if other.digest != one.digest)
         return replace(self, prefixes=(one, *rest)[:_REMEMBERED_PREFIXES])
+
+    def merged_with(self, other: Facts) -> Facts:
+        """Return these facts with what another request, asked meanwhile, has learnt beyond them."""
+        both = replace(
+            self,
+            checked=max(self.checked, other.checked),
+            can_cut=self.can_cut if self.can_cut is not None else other.can_cut,
+            skeleton=self.skeleton if other.skeleton is not None else None,
+            frames={**other.frames, **self.frames},
+        )
+        return both.with_prefix(other.prefixes[0]) if other.prefixes else both
+
+
+def _digest(data: bytes, *, key: bytes = b"") -> str:
+    try:
+        # hashlib loads OpenSSL, which costs 10 ms of every call.
+        from _blake2 import blake2b
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(data, key=key, digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------- the file
@@ -107,7 +125,7 @@ def load(path: Path) -> Facts | None:
 
 def save(path: Path, facts: Facts) -> None:
     """Write the facts to `path` in one step. A failure is not an error: they are learnt again next time."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     with contextlib.suppress(OSError):
         temporary.write_text(json.dumps({"version": _VERSION, **asdict(facts)}), encoding="utf-8")
         temporary.chmod(0o600)
@@ -149,6 +167,7 @@ def learn(client: Client) -> Facts:
         bos=_bos(client, first),
         day=_today() if "strftime_now" in template else None,
         hash_key=os.urandom(16).hex(),
+        template=_digest(template.encode()),
     )
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(openjev_cli.__file__).parent
 # Lowest first. A module may import from lower lines; a package's modules may import each other downward too.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("timing",),
+    ("timing", "pool"),
     ("config", "reading", "images"),
     ("wheels", "records"),
     ("questions", "state", "models"),
@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("binary", "child"),
     ("record",),
     ("launch",),
-    ("server", "calibration", "cache"),
+    ("server", "calibration", "cache", "provenance"),
     ("decide",),
     ("gates",),
     ("stream", "answersets", "doctor"),
