@@ -36,9 +36,10 @@ class Binary:
         return f"{self.path}:{found.st_size}:{found.st_mtime_ns}:{self.build}"
 
 
-def find_binary(explicit: Path | None, cache_dir: Path, environ: Mapping[str, str]) -> Binary:
+def find_binary(explicit: Path | None, cache_dir: Path | None, environ: Mapping[str, str]) -> Binary:
     """Return the llama-server to use: `explicit` (OPENJEV_LLAMA_SERVER), else the build of
-    scripts/build-llama.sh under `cache_dir`, else the one on PATH (as stock, with a notice).
+    scripts/build-llama.sh under `cache_dir` (None: no such folder), else the one on PATH (as stock, with a
+    notice).
 
     Raises ServerError when there is none, or when `explicit` can't be run: a named program is never replaced
     by another one."""
@@ -49,8 +50,8 @@ def find_binary(explicit: Path | None, cache_dir: Path, environ: Mapping[str, st
                 next_step="set it to a llama-server, or unset it and run scripts/build-llama.sh",
             )
         return _describe(explicit.resolve())
-    built = cache_dir / "llama" / "current" / "llama-server"
-    if _is_program(built):
+    built = cache_dir / "llama" / "current" / "llama-server" if cache_dir else None
+    if built is not None and _is_program(built):
         return _describe(built.resolve())
     for directory in environ.get("PATH", "").split(os.pathsep):
         # A relative PATH entry would make the choice depend on the current folder.
@@ -58,13 +59,14 @@ def find_binary(explicit: Path | None, cache_dir: Path, environ: Mapping[str, st
         if directory.startswith("/") and _is_program(candidate):
             return _on_path(candidate.resolve())
     raise ServerError(
-        f"llama-server not found (looked in {built} and on PATH)",
+        f"llama-server not found (looked {f'in {built} and ' if built else ''}on PATH)",
         next_step="run scripts/build-llama.sh, or set OPENJEV_LLAMA_SERVER to a llama-server",
     )
 
 
 def _is_program(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    # Not Path.is_file: that raises for a folder of PATH that this user may not enter.
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
 
 
 def _on_path(path: Path) -> Binary:

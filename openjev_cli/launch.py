@@ -118,7 +118,7 @@ def start(
 
 def _is_known(program: binary.Binary) -> bool:
     """True when the build script says which release it is: its options need not be asked for."""
-    return program.kind == "patched" and bool(program.release)
+    return bool(program.release)
 
 
 def _settle(spec: Spec, files: Files, report: Reporter) -> tuple[argv_table.Settings, capacity.Plan]:

@@ -144,10 +144,11 @@ class Record:
 
 
 def read(files: Files) -> Record | None:
-    """Return the record, or None: there is none, it is damaged, or another version wrote it."""
+    """Return the record, or None: there is none, or it is damaged. One of another version counts: its key is
+    another one too, so it is never used, but it can still be stopped."""
     try:
         facts = json.loads(files.record.read_bytes())
-        if facts["version"] != VERSION or facts["key"] != files.key:
+        if facts["key"] != files.key:
             return None
         process = Process(int(facts["pid"]), str(facts["start_time"]))
         return Record(process, facts["ready"] is True, facts)

@@ -42,7 +42,7 @@ __all__ = [
 def spec_for(settings: Config, model: Model, environ: Mapping[str, str]) -> Spec:
     """Return the server that these settings and this model want. Raises ServerError without a binary."""
     return Spec(
-        binary.find_binary(settings.llama_server, settings.cache_dir, environ),
+        binary.find_binary(settings.llama_server, settings.known_cache_dir, environ),
         model.path,
         mmproj=model.mmproj,
         n_ctx=model.n_ctx,
@@ -92,7 +92,7 @@ def ensure(
 
     patience = patience or launch.Patience()
     report = launch.Reporter(on_progress, patience.report_s)
-    with _start_lock(files, report, patience) as other:
+    with _translated(), _start_lock(files, report, patience) as other:
         if other is not None:
             return other
         return (
@@ -100,6 +100,17 @@ def ensure(
             or launch.adopt(files, report, patience)
             or launch.start(spec, files, environ, report, patience)
         )
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise ServerError(
+            f"{exc.filename or 'the runtime folder'}: {exc.strerror or exc}",
+            next_step="free space there, or set XDG_RUNTIME_DIR to another folder that only you can write to",
+        ) from exc
 
 
 @contextmanager
@@ -137,9 +148,10 @@ def stop(key: str | None = None, *, environ: Mapping[str, str] | None = None) ->
     were ended. Never touches a process that is not the recorded one. Raises ServerError when one survives."""
     folder = runtime.folder(os.environ if environ is None else environ)
     chosen = [files for files in record.all_files(folder) if key is None or files.key == key]
-    ended = tuple(pid for files in chosen if (pid := _stop(files)) is not None)
-    if key is None:
-        (folder / record.OPTIONS_FILE).unlink(missing_ok=True)
+    with _translated():
+        ended = tuple(pid for files in chosen if (pid := _stop(files)) is not None)
+        if key is None:
+            (folder / record.OPTIONS_FILE).unlink(missing_ok=True)
     return ended
 
 

@@ -23,6 +23,7 @@ from openjev_cli.binary import Binary, find_binary
 from openjev_cli.errors import ServerError
 from openjev_cli.launch import Patience
 from openjev_cli.record import Files, Running, Spec
+from tests.conftest import Command
 
 Environ = dict[str, str]
 
@@ -521,3 +522,66 @@ def test_the_socket_of_a_dead_server_does_not_block_a_start(fake: Spec, environ:
     running = server.ensure(fake, environ=environ)
     assert running.was_started
     running.close()
+
+
+# The command
+
+
+def test_the_command_starts_reports_and_stops(openjev: Command, environ: Environ, tiny_hybrid: Path) -> None:
+    first = openjev("server", "start", env=environ)
+    second = openjev("server", "start", "--quiet", env=environ)
+    assert (first.returncode, second.returncode, second.stderr) == (0, 0, b"")
+    listed = openjev("server", "status", "-f", "json", env=environ)
+    (status,) = json.loads(listed.stdout)
+    assert (status["state"], status["model"]) == ("ready", str(tiny_hybrid))
+    says = f"tiny-hybrid (pid {status['pid']}, {status['n_ctx']} tokens, {status['slots']} at once)\n"
+    assert (first.stdout.decode(), second.stdout.decode()) == (f"started: {says}", f"already running: {says}")
+    log = openjev("server", "logs", "-n", "1", env=environ)
+    assert str(environ["XDG_RUNTIME_DIR"]) in log.stdout.decode()
+    unknown = openjev("server", "stop", "abc", env=environ)
+    assert (unknown.returncode, unknown.stdout) == (2, b"")
+    assert unknown.stderr.decode().startswith(f"error: no server abc is running (there is {status['key']})\n")
+    stopped = openjev("server", "stop", status["key"], env=environ)
+    assert stopped.stdout.decode() == f"stopped pid {status['pid']}\n"
+    after = [openjev("server", name, env=environ).stdout.decode() for name in ("status", "stop", "logs")]
+    assert after == [
+        "no server is running; the next question starts one\n",
+        "no server was running\n",
+        "no log: no server was started, or `openjev server stop` deleted it\n",
+    ]
+
+
+def test_a_server_that_dies_gives_exit_4_its_last_lines_and_an_empty_stdout(
+    openjev: Command, environ: Environ, fake: Spec
+) -> None:
+    settings = {**environ, "OPENJEV_LLAMA_SERVER": str(fake.binary.path), "FAKE_DIE": "out of memory"}
+    run = openjev("server", "start", "--quiet", "--model", fake.model, env=settings)
+    assert (run.returncode, run.stdout) == (4, b"")
+    error, *log, next_step = run.stderr.decode().splitlines()
+    assert error == "error: llama-server exited with status 1 while it loaded fake.gguf: out of memory"
+    assert log == ["log: hello from the stand-in", "log: out of memory"]
+    assert next_step.startswith("next: free memory")
+
+
+def test_without_a_binary_the_error_names_where_it_looked(openjev: Command, environ: Environ) -> None:
+    run = openjev("server", "start", env={**environ, "OPENJEV_LLAMA_SERVER": "", "PATH": "/nonexistent"})
+    assert (run.returncode, run.stdout) == (4, b"")
+    assert run.stderr.decode().startswith("error: llama-server not found (looked in ")
+    assert "\nnext: run scripts/build-llama.sh" in run.stderr.decode()
+
+
+@pytest.mark.parametrize("home", ["", "/nonexistent", "/" + "h" * 150])
+def test_any_home_will_do(
+    openjev: Command, environ: Environ, llama_server: Path, tiny_hybrid: Path, home: str
+) -> None:
+    """HOME unset, missing or long; only the binary and the model are named. D08."""
+    settings = {
+        **environ,
+        "HOME": home,
+        "XDG_CONFIG_HOME": "",
+        "XDG_CACHE_HOME": "relative",
+        "OPENJEV_CACHE_DIR": "",
+    }
+    run = openjev("server", "start", "--quiet", "--model", tiny_hybrid, env=settings)
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert run.stdout.startswith(b"started: tiny-hybrid ")

@@ -63,7 +63,7 @@ def test_without_any_the_error_says_where_it_looked_and_what_to_run(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ServerError) as caught:
         # The program in the current folder is not found through an empty or relative PATH entry.
-        binary.find_binary(None, tmp_path / "cache", {"PATH": ":."})
+        binary.find_binary(None, tmp_path / "cache", {"PATH": ":.:/proc/1/root"})
     looked = tmp_path / "cache" / "llama" / "current" / "llama-server"
     assert caught.value.message == f"llama-server not found (looked in {looked} and on PATH)"
     assert caught.value.next_step.startswith("run scripts/build-llama.sh")

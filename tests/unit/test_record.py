@@ -46,7 +46,6 @@ def test_a_record_is_read_as_it_was_written(folder: Path) -> None:
         b"[]",
         b'{"version": 1',
         b"\xff",
-        json.dumps({**FACTS, "version": 99}).encode(),
         json.dumps({**FACTS, "key": "f" * 16}).encode(),
         json.dumps({**FACTS, "pid": "x"}).encode(),
     ],

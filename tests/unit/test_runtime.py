@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,14 +173,28 @@ def test_a_lock_is_held_once_and_free_after_release(tmp_path: Path) -> None:
     assert not (tmp_path / "l").exists()
 
 
-def test_a_lock_on_a_deleted_file_is_not_taken_for_the_lock(tmp_path: Path) -> None:
-    holder, late = runtime.Lock(tmp_path / "l"), runtime.Lock(tmp_path / "l")
-    assert holder.try_acquire()
-    holder.release(delete=True)
-    assert late.try_acquire()
-    third = runtime.Lock(tmp_path / "l")
-    assert not third.try_acquire()
-    late.release()
+def test_a_lock_whose_file_is_deleted_and_made_again_still_excludes(tmp_path: Path) -> None:
+    """A waiter may have opened the file that the holder deletes: that lock guards nothing."""
+    overlaps = []
+
+    def enter_often() -> None:
+        for _ in range(60):
+            lock = runtime.Lock(tmp_path / "l")
+            while not lock.try_acquire():
+                pass
+            try:
+                (tmp_path / "inside").touch(exist_ok=False)
+                (tmp_path / "inside").unlink()
+            except FileExistsError:
+                overlaps.append(1)
+            lock.release(delete=True)
+
+    threads = [threading.Thread(target=enter_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert overlaps == []
 
 
 def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
