@@ -88,7 +88,7 @@ class Source:
 
 def inline(text: str) -> Source:
     """Return the source of a question written on the command line."""
-    return Source("-Q", reading.encode_argument(text), is_inline=True)
+    return Source("-Q", reading.argument_bytes(text), is_inline=True)
 
 
 def load(sources: Sequence[Source]) -> tuple[Question, ...]:
@@ -148,27 +148,28 @@ def choice(text: str, options: Sequence[str]) -> Choice:
     found: list[Option] = []
     places: dict[str, int] = {}
     for number, written in enumerate(options, start=1):
-        chars = _scan(written)
+        chars = _scan(reading.argument(written, name=f"-o[{number}]"))
         cut = next((i for i, char in enumerate(chars) if _is(char, ":")), len(chars))
         name, description = _text(_trim(chars[:cut])), _text(_trim(chars[cut + 1 :]))
         if not name:
-            problems.append(f"-o[{number}]: the option has no name")
+            problems.append(f"-o[{number}]: an option without a name")
             continue
+        if cut < len(chars) and not description:
+            problems.append(f"-o[{number}]: the description is missing behind {reading.shorten(name)}:")
         first = places.setdefault(_same_name(name), number)
         if first != number:
             problems.append(
                 f"-o[{number}]: the option {reading.shorten(name)} is already given by -o[{first}]"
             )
         found.append(Option(name, reading.visible(description) or None))
-    if not text.strip():
+    text = reading.argument(text, name="the question").strip()
+    if not text:
         problems.append("the question is empty")
     if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-        problems.append(
-            f"the question has {len(options)} options; it needs {MIN_OPTIONS} to {MAX_OPTIONS} (-o NAME)"
-        )
+        problems.append(f"{len(options)} given with -o: {MIN_OPTIONS} to {MAX_OPTIONS} options are allowed")
     if problems:
         raise errors.collect(problems, next_step="openjev pick --help")
-    return Choice("q1", reading.visible(text.strip()), tuple(found))
+    return Choice("q1", reading.visible(text), tuple(found))
 
 
 def to_wire(question: Question) -> reading.Plain:

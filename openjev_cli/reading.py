@@ -136,7 +136,12 @@ def read_stdin() -> bytes:
         raise errors.InputError(f"stdin: cannot be read: {exc.strerror}", next_step=next_step) from exc
 
 
-def encode_argument(text: str) -> bytes:
+def argument(text: str, *, name: str) -> str:
+    """Return a command-line argument as text. Raises InputError when it was not given as UTF-8."""
+    return decode(argument_bytes(text), name=name)
+
+
+def argument_bytes(text: str) -> bytes:
     """Return the bytes a command-line argument was given as, also where they are no UTF-8: `decode` refuses
     those in its one line."""
     try:

@@ -108,7 +108,7 @@ def from_stdin(data: bytes, *, form: Form | None = None, name: str = "stdin", co
 
 def from_text(text: str, *, name: str = "--text") -> State:
     """Return the state of a text given literally. Raises InputError when the argument is not UTF-8."""
-    return _text_state(reading.decode(reading.encode_argument(text), name=name))
+    return _text_state(reading.argument(text, name=name))
 
 
 def from_value(value: reading.Value, *, compact: bool = True, name: str = "") -> State:

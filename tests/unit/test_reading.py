@@ -55,9 +55,11 @@ def test_control_characters_become_escapes_except_tab_and_line_ends() -> None:
 
 
 def test_an_argument_that_is_not_utf8_is_refused_by_decode() -> None:
-    assert reading.encode_argument("caf\udce9") == b"caf\xe9"
-    with pytest.raises(errors.InputError):
-        reading.decode(reading.encode_argument("\ud800"), name="-Q")
+    assert reading.argument("café", name="-Q") == "café"
+    assert reading.argument_bytes("caf\udce9") == b"caf\xe9"
+    for text in ("caf\udce9", "\ud800"):
+        with pytest.raises(errors.InputError):
+            reading.argument(text, name="-Q")
 
 
 def test_only_newline_ends_a_line() -> None:
@@ -108,6 +110,10 @@ def test_everything_json_may_not_hold_is_reported_at_once_with_its_path() -> Non
         'f.json:2:22: b[1]["c d"]: \\ud800 is half of a surrogate pair, no character',
         "f.json:2:33: b[2]: -Infinity is no JSON number",
     )
+
+
+def test_half_a_surrogate_pair_in_a_key_is_refused() -> None:
+    assert problems('{"\\ud800": 1}') == ("f.json:1:3: \\ud800 is half of a surrogate pair, no character",)
 
 
 def test_a_surrogate_pair_is_one_character() -> None:
