@@ -103,7 +103,7 @@ def run(arguments: list[str], *, began_at_s: float) -> int:
         raise KeyboardInterrupt from exc
     except TyperException as exc:
         # Usage errors of the parser, in the shape of all our errors.
-        message = getattr(exc, "format_message", lambda: str(exc))()
+        message = str(exc.format_message()) if hasattr(exc, "format_message") else str(exc)
         if message.startswith("Usage: "):  # a group that was called without a command
             print(message, file=sys.stderr)
             return int(errors.Exit.INPUT)

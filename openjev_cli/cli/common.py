@@ -92,7 +92,7 @@ def stdin_is_piped() -> bool:
 
 
 def one_reader_of_stdin(files: Sequence[str], argument: str | None, text: str | None) -> None:
-    """Refuse a call in which two things would read stdin, or nothing is left to be the state. Reads nothing."""
+    """Refuse a call in which two things would read stdin, or no state is left. Reads nothing."""
     if files.count("-") > 1:
         raise errors.InputError("-q - is given twice, but stdin can be read once", next_step="drop one -q -")
     if "-" in files and "-" in (argument, text):
