@@ -92,6 +92,7 @@ def names(*options: str) -> tuple[Option, ...]:
         # Separators.
         ("p? [low < high | x]", Choice("q1", "p?", names("low < high", "x"))),
         ("p? [<5 < 5<x<9 < >9]", Score("q1", "p?", tuple(Level(n, n) for n in ("<5", "5<x<9", ">9")))),
+        ("p? [a <b < c> d]", Score("q1", "p?", (Level("a <b", "a <b"), Level("c> d", "c> d")))),
         ("p? [a [x] | b]", Choice("q1", "p?", names("a [x]", "b"))),
         ("p?[a|b:c]", Choice("q1", "p?", names("a", "b:c"))),
         ("p? [a: b: c | d]", Choice("q1", "p?", (Option("a", "b: c"), Option("d")))),
