@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openjev_cli import questions
+from openjev_cli import questions, reading
 from openjev_cli import state as states
 
 # The wording of the frame. A change here changes every answer: it belongs in the changelog.
@@ -197,7 +197,7 @@ def _suffix(question: questions.Question, spellings: Sequence[str], cue: str) ->
     offered = options_of(question)
     for spelling, (name, description) in zip(spellings, offered, strict=False):
         segments.append(Segment(f"{lead}{spelling}:", special=True))
-        segments.append(Segment(" " + name, special=False))
+        segments.append(Segment(" " + reading.visible(name), special=False))
         if description:
             segments.append(Segment(":", special=True))
             segments.append(Segment(" " + description, special=False))
