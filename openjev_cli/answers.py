@@ -169,6 +169,18 @@ class Usage:
         return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
 
 
+def timing_to_wire(spent: timing.Timing) -> dict[str, float]:
+    """Return the stages as the JSON object of the wire, the total first."""
+    return {
+        "processing_ms": spent.processing_ms,
+        **({"start_ms": spent.start_ms} if spent.start_ms is not None else {}),
+        "parse_ms": spent.parse_ms,
+        "prepare_ms": spent.prepare_ms,
+        "queue_ms": spent.queue_ms,
+        "inference_ms": spent.inference_ms,
+    }
+
+
 @dataclass(frozen=True)
 class Decision:
     """Everything one request gave back. `model` is the name of what answered, `notices` lines for stderr.
@@ -190,14 +202,8 @@ class Decision:
             "usage": self.usage.to_wire(),
         }
         if with_timing:
-            t = self.timing
             wire["timing"] = {
-                "processing_ms": t.processing_ms,
-                **({"start_ms": t.start_ms} if t.start_ms is not None else {}),
-                "parse_ms": t.parse_ms,
-                "prepare_ms": t.prepare_ms,
-                "queue_ms": t.queue_ms,
-                "inference_ms": t.inference_ms,
+                **timing_to_wire(self.timing),
                 **({"reused_answers": self.reused} if self.reused is not None else {}),
             }
         return wire

@@ -1,4 +1,4 @@
-"""The use case: one request in, one decision out. The command line, streams, answer sets and HTTP all call it.
+"""The use case: one request in, one decision out. The command line, streams, answer sets and HTTP call it.
 
 A `Session` knows which engine answers. It finds or starts the server, keeps what was learnt about it, frames
 the prompt, has it read, and turns the readings into typed answers. It prints nothing.
@@ -46,6 +46,30 @@ class Engine:
     memory: Path | None
     notices: tuple[str, ...] = ()
     running: record.Running | None = None
+
+
+class Cancel:
+    """Gives up one request from another thread: its `decide` raises `client.Cancelled` within moments, and
+    the engine drops its work."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self.is_set = False
+
+    def set(self) -> None:
+        """Give the request up, whatever it is doing; later calls do nothing."""
+        with self._lock:
+            self.is_set = True
+            if self._client is not None:
+                self._client.cancel()
+
+    def attach(self, client: Client | None) -> None:
+        """Say which connection the request is on; None when it is on none any more."""
+        with self._lock:
+            self._client = client
+            if client is not None and self.is_set:
+                client.cancel()
 
 
 class Session:
@@ -103,8 +127,15 @@ class Session:
             engine = self._engine(None)
             return self._provenance_of(engine, self._known(engine))
 
-    def decide(self, request: Request, stages: Stages, progress: Progress | None = None) -> answers.Decision:
-        """Return the answers to `request`. stages: the stopwatch of this request, finished here.
+    def decide(
+        self,
+        request: Request,
+        stages: Stages,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> answers.Decision:
+        """Return the answers to `request`. stages: the stopwatch of this request, finished here. cancel: how
+        another thread may give it up.
 
         Raises InputError if the state does not fit, ModelError, ServerError, EngineError. A server that goes
         away before the first byte of a reply is started again once; then the request is asked again whole.
@@ -114,7 +145,7 @@ class Session:
             engine = None
             try:
                 engine = self._engine(stages)
-                return self._attempt(engine, request, stages, progress)
+                return self._attempt(engine, request, stages, progress, cancel or Cancel())
             except (errors.ConnectionLost, runtime.Gone):
                 self._forget(engine)
                 if is_last or self._config.connect is not None:
@@ -122,9 +153,15 @@ class Session:
         raise AssertionError("the last attempt returns or raises")
 
     def _attempt(
-        self, engine: Engine, request: Request, stages: Stages, progress: Progress | None
+        self,
+        engine: Engine,
+        request: Request,
+        stages: Stages,
+        progress: Progress | None,
+        cancel: Cancel,
     ) -> answers.Decision:
         client = self._borrow(engine)
+        cancel.attach(client)
         try:
             known = self._known(engine)
             frame, state, facts, notices = self._frame(client, known, request.state)
@@ -136,8 +173,10 @@ class Session:
                 self._keep(engine, facts)
         except BaseException:
             # An answer may still be on its way to this connection.
+            cancel.attach(None)
             client.close()
             raise
+        cancel.attach(None)
         self._give_back(engine, client)
         return self._decision(engine, request, evaluation, stages, notices, reused)
 
@@ -225,7 +264,7 @@ class Session:
 
     def _give_back(self, engine: Engine, client: Client) -> None:
         with self._lock:
-            if engine is self._current:
+            if engine is self._current and not client.is_cancelled:
                 self._idle.append(client)
                 return
         client.close()

@@ -73,6 +73,7 @@ class Stages:
         was spent in `prepare` (the round trip), so they are moved out of it and the sum stays the total."""
         self.enter("done")
         ms = {stage: seconds * 1000.0 for stage, seconds in self._spent_s.items()}
+        waited_ms = ms.get("queue", 0.0)  # in a queue of our own, before the engine's
         prepare_ms = ms.get("prepare", 0.0) - queue_ms - inference_ms
         if prepare_ms < 0.0:
             # The engine rounds its times; never report a negative stage.
@@ -81,7 +82,7 @@ class Stages:
         return Timing(
             parse_ms=ms.get("parse", 0.0),
             prepare_ms=prepare_ms,
-            queue_ms=queue_ms,
+            queue_ms=waited_ms + queue_ms,
             inference_ms=inference_ms,
             start_ms=ms.get("start"),
         )

@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from openjev_cli import errors
@@ -20,6 +21,13 @@ Connect = Callable[[], socket.socket]
 STALL_S = 60.0
 # llama-server answers 503 while it loads a model, also after it slept.
 _LOADING_POLL_S = 0.1
+
+
+class Cancelled(errors.EngineError):
+    """Somebody called `Client.cancel` while a call waited for its reply."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was given up", next_step="ask again if the answer is still wanted")
 
 
 class Client:
@@ -37,6 +45,7 @@ class Client:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._wire: Wire | None = None
         self.requests_sent = 0
+        self.is_cancelled = False
 
     def __enter__(self) -> Client:
         return self
@@ -49,6 +58,15 @@ class Client:
         if self._wire is not None:
             self._wire.socket.close()
             self._wire = None
+
+    def cancel(self) -> None:
+        """Make the call that waits in another thread, and every later one, raise Cancelled at once."""
+        self.is_cancelled = True
+        wire = self._wire
+        if wire is not None:
+            # Not close: that would not wake a thread that polls the socket, and frees its number for others.
+            with suppress(OSError):
+                wire.socket.shutdown(socket.SHUT_RDWR)
 
     def get(self, path: str) -> Any:
         """Return the parsed JSON reply to a GET."""
@@ -76,6 +94,10 @@ class Client:
         wire = self._wire or Wire(self._connect())
         self._wire = wire
         self.requests_sent += 1
+        # Behind the assignment: a cancel that did not see this connection has set the flag before.
+        if self.is_cancelled:
+            self.close()
+            raise Cancelled
         try:
             wire.socket.settimeout(self._stall_s)
             wire.send(method, path, body, self._headers)
@@ -83,6 +105,8 @@ class Client:
             reply = wire.receive()
         except (ClosedEarly, ConnectionError) as exc:
             self.close()
+            if self.is_cancelled:
+                raise Cancelled from exc
             if isinstance(exc, ClosedEarly) and exc.began:
                 raise errors.EngineError(
                     f"llama-server stopped in the middle of its reply to {path}",

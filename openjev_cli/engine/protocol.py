@@ -42,7 +42,7 @@ class Caching:
     repeated_state: bool = True
 
 
-# Called with (tokens read, tokens in all) while a request is evaluated.
+# Called with (tokens read, tokens in all) while a request is evaluated, first with none read. It may raise.
 Progress = Callable[[int, int], None]
 
 

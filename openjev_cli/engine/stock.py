@@ -73,6 +73,8 @@ class Stock:
             raise does_not_fit(longest + 1, facts.n_ctx)
 
         run = _Run(self._client, tokens, caching, progress)
+        if progress is not None:
+            progress(0, run.total)
         digest = facts.digest(tokens.prefix)
         before = facts.prefix(digest)
         is_kept = before is not None and before.is_kept
@@ -110,7 +112,7 @@ class _Run:
         self._progress = progress
         self._slot = -1
         self._done = 0
-        self._total = len(tokens.prefix) + sum(len(suffix) for suffix in tokens.suffixes)
+        self.total = len(tokens.prefix) + sum(len(suffix) for suffix in tokens.suffixes)
         self.inference_ms = 0.0
         self.was_primed = False
 
@@ -128,7 +130,7 @@ class _Run:
         reply = self._complete(ids, labels)
         self._done += len(self._tokens.suffixes[i])
         if self._progress is not None:
-            self._progress(len(self._tokens.prefix) + self._done, self._total)
+            self._progress(len(self._tokens.prefix) + self._done, self.total)
         cached = int((reply.get("timings") or {}).get("cache_n") or 0)
         return Reading(label_scores(reply, labels), len(ids), cached)
 

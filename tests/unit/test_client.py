@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openjev_cli import errors
-from openjev_cli.engine.client import Client
+from openjev_cli.engine.client import Cancelled, Client
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"a": 1}'
 
@@ -231,3 +231,35 @@ def test_an_engine_that_works_for_others_is_waited_for(tmp_path: Path) -> None:
         assert client.get("/x") == {"a": 1}
     thread.join(timeout=5)
     assert len(probes) == 3
+
+
+def _cancel_while_it_waits(client: Client, canned: Canned) -> BaseException:
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.get("/slow")
+        except errors.OpenjevError as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not canned.requests:  # until the reply is waited for
+        thread.join(0.01)
+    client.cancel()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    return raised[0]
+
+
+def test_a_cancelled_call_ends_at_once_and_is_not_asked_again(serve: Serve) -> None:
+    canned = serve(OK, b"", b"")  # b"": the reply never comes
+    with Client(canned.connect, stall_s=60.0) as client:
+        client.get("/warm")  # on a kept connection a lost reply would be asked for again
+        canned.requests.clear()
+        raised = _cancel_while_it_waits(client, canned)
+        assert isinstance(raised, Cancelled)
+        assert len(canned.requests) == 1
+        with pytest.raises(Cancelled):
+            client.get("/later")
+        assert len(canned.requests) == 1

@@ -29,6 +29,17 @@ def test_the_engines_own_times_are_taken_out_of_prepare() -> None:
     assert (timing.queue_ms, timing.inference_ms) == (100.0, 300.0)
 
 
+def test_a_wait_in_our_own_queue_is_added_to_the_engines() -> None:
+    stages = Stages(time.perf_counter(), current="prepare")
+    stages.enter("queue")
+    stages._entered_at_s -= 0.2  # a fifth of a second in the queue
+    stages.enter("prepare")
+    stages._entered_at_s -= 0.5
+    timing = stages.finish(queue_ms=100.0, inference_ms=300.0)
+    assert timing.queue_ms == pytest.approx(300.0, abs=10.0)
+    assert timing.processing_ms == pytest.approx(700.0, abs=10.0)
+
+
 def test_no_stage_is_negative_when_the_engine_rounds_up() -> None:
     stages = Stages(time.perf_counter(), current="prepare")
     timing = stages.finish(queue_ms=0.0, inference_ms=50.0)
