@@ -14,7 +14,7 @@ do now. An exception of any other class that reaches `__main__` is a bug in open
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -46,6 +46,11 @@ SEVERITY: tuple[Exit, ...] = (
     Exit.UNSURE,
     Exit.OK,
 )
+
+
+def most_severe(codes: Iterable[Exit]) -> Exit:
+    """Return the one of several exit codes that the process ends with; OK for none."""
+    return min(codes, key=SEVERITY.index, default=Exit.OK)
 
 
 class OpenjevError(Exception):

@@ -49,6 +49,9 @@ class Thresholds:
     min_confidence: float | None = None
 
 
+SURE = Thresholds()
+
+
 def is_unsure(p: float, band: tuple[float, float] | None) -> bool:
     """Return whether P(yes) lies inside the band, its ends included. Without a band nothing is unsure."""
     return band is not None and band[0] <= p <= band[1]

@@ -48,12 +48,27 @@ def tsv_line(fields: Sequence[str]) -> str:
     return "\t".join("".join(_TSV_ESCAPES.get(c, c) for c in field) for field in fields)
 
 
+def one_line(text: str) -> str:
+    """Return the text with its line ends as escapes: one answer, one line, whatever an option is called."""
+    return re.sub(r"[\n\r]", lambda match: _TSV_ESCAPES[match[0]], text)
+
+
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal; a closed one is not."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
         return False
+
+
+def stdout_is_terminal() -> bool:
+    """Return whether answers are read by somebody at a terminal."""
+    return is_terminal(sys.stdout)
+
+
+def stderr_is_terminal() -> bool:
+    """Return whether progress can be drawn."""
+    return is_terminal(sys.stderr)
 
 
 # Answers.
@@ -78,11 +93,9 @@ def decision(
         wire = decided.to_wire(with_timing=with_timing)
         _write(json_bytes(wire, one_line=format_name == "jsonl"))
     elif format_name == "tsv":
-        _print_text("".join(tsv_line(_tsv_fields(one)) + "\n" for one in decided.answers))
+        _print_text("".join(tsv_line(tsv_fields(one)) + "\n" for one in decided.answers))
     elif format_name == "value":
-        # One answer, one line, also for an option whose name holds line ends.
-        bare = [re.sub(r"[\n\r]", lambda match: _TSV_ESCAPES[match[0]], one.value) for one in decided.answers]
-        _print_text("".join(text + "\n" for text in bare))
+        _print_text("".join(one_line(one.value) + "\n" for one in decided.answers))
     else:
         text = _answer_table(decided.answers)
         _print_text(text + (_stage_table(decided) if with_stages else ""), is_safe=True)
@@ -92,8 +105,8 @@ def _kind(answer: answers.Answer) -> str:
     return str(answer.to_wire()["type"])
 
 
-def _tsv_fields(answer: answers.Answer) -> tuple[str, str, str, str, str]:
-    """id, type, answer, its probability, confidence (empty for a noul, which has none)."""
+def tsv_fields(answer: answers.Answer) -> tuple[str, str, str, str, str]:
+    """Return id, type, answer, its probability, confidence (empty for a noul, which has none)."""
     p = _p_of_level(answer) if isinstance(answer, answers.ScoreAnswer) else answer.ranked[0][1]
     confidence = "" if isinstance(answer, answers.NoulAnswer) else f"{answer.confidence:.6f}"
     return answer.id, _kind(answer), answer.value, f"{p:.6f}", confidence
@@ -131,6 +144,8 @@ def _stage_table(decided: answers.Decision) -> str:
     stages += [("inference", t.inference_ms), ("total", t.processing_ms)]
     usage = decided.usage
     cached = f", {usage.cached_tokens} of them cached" if usage.cached_tokens else ""
+    if decided.reused is not None:
+        cached += f", {decided.reused} of {len(decided.answers)} answers reused"
     summary = _encodable(shown(f" {usage.input_tokens} tokens{cached}, {decided.model}"), sys.stdout)
     rows = [(name, f"{ms:9.1f}") for name, ms in stages]
     return "\n" + _table(("stage", "       ms"), rows) + summary + "\n"
@@ -161,6 +176,14 @@ def line(text: str) -> None:
     _print_text(text + "\n")
 
 
+def raw(data: bytes) -> None:
+    """Print one line of somebody's bytes as they are; on a terminal its control characters are escaped."""
+    if is_terminal(sys.stdout):
+        line(data.rstrip(b"\r\n").decode("utf-8", "backslashreplace"))
+    else:
+        _write(data)
+
+
 # stderr: notices, progress, errors.
 
 
@@ -173,6 +196,16 @@ def notices(texts: Sequence[str]) -> None:
     """Tell several, each once."""
     for text in dict.fromkeys(texts):
         notice(text)
+
+
+def failure(text: str) -> None:
+    """Tell on stderr that one of many things failed; the others go on."""
+    _to_stderr(f"error: {shown(text)}")
+
+
+def redraw(text: str) -> None:
+    """Put `text` in the place of the line that was drawn before; for terminals."""
+    _to_stderr(f"\r{shown(text)}\x1b[K", end="")
 
 
 class Progress:

@@ -79,6 +79,12 @@ def open_file(path: Path) -> int:
     return fd
 
 
+def count_lines(path: Path) -> int:
+    """Return how many physical lines a file has: about how many records a progress bar can expect."""
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+
+
 class Records:
     """The records of one stream, to be read once. Made by `stream_of`.
 
@@ -129,9 +135,9 @@ class Records:
         name = self._where(line)
         try:
             text = reading.decode(raw, name=name)
-            if not is_json:
-                return Record(line, raw, text.removesuffix("\n").removesuffix("\r"))
-            return Record(line, raw, reading.parse_json(text, name=name))
+            # Without its line end, which in a string that is cut off would look like a part of it.
+            text = text.removesuffix("\n").removesuffix("\r")
+            return Record(line, raw, reading.parse_json(text, name=name) if is_json else text)
         except errors.InputError as exc:
             # The reader saw a text of its own: what it calls line n is line + n - 1 of the stream. Its
             # columns are the stream's only where a record is a line.

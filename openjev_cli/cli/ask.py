@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ from openjev_cli import errors
 from openjev_cli.cli import common
 
 if TYPE_CHECKING:
-    from openjev_cli import answers, config, questions
+    from openjev_cli import answers, config, decide, gates, questions
     from openjev_cli import state as states
 
 QuestionFiles = Annotated[
@@ -22,10 +23,61 @@ InlineQuestions = Annotated[
 ]
 
 
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        metavar="EXPR",
+        help="Exit with 1 when it holds: 'refund > 0.8 and team == \"billing\"'.",
+    ),
+]
+Unsure = Annotated[
+    str | None,
+    typer.Option("--unsure", metavar="A..B", help="A yes/no probability inside this band is unsure: exit 7."),
+]
+MinConfidence = Annotated[
+    float | None,
+    typer.Option("--min-confidence", metavar="C", help="A choice less confident is unsure: exit 7."),
+]
+Reuse = Annotated[
+    bool, typer.Option("--reuse", help="Take exact answers from earlier calls, and keep new ones.")
+]
+
+
 def ask(
     state: common.StateArgument = None,
     question_files: QuestionFiles = None,
     inline: InlineQuestions = None,
+    fail_if: FailIf = None,
+    unsure: Unsure = None,
+    min_confidence: MinConfidence = None,
+    reuse: Reuse = False,
+    is_each: Annotated[
+        bool, typer.Option("--each", help="One state a record: NDJSON, a JSON array, lines, CSV or TSV.")
+    ] = False,
+    form: Annotated[
+        str | None,
+        typer.Option("--as", metavar="FORM", help="Read records as ndjson, json, lines, csv or tsv."),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="PATH", help="The field of a record that is the state: user.text"),
+    ] = None,
+    id_field: Annotated[
+        str | None, typer.Option("--id-field", metavar="PATH", help="The field that names a record.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="EXPR", help="Print the records it holds for, unchanged."),
+    ] = None,
+    add: Annotated[bool, typer.Option("--add", help="Print the records with their answers in them.")] = False,
+    unordered: Annotated[
+        bool, typer.Option("--unordered", help="Print answers as they are ready, not in input order.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first record that fails.")] = False,
+    start_at: Annotated[
+        int | None, typer.Option("--start-at", metavar="N", help="Pass over the records before line N.")
+    ] = None,
     text: common.Text = None,
     as_json: common.AsJson = False,
     profile: common.Profile = None,
@@ -42,6 +94,8 @@ def ask(
     """Answer questions about one state.
 
     Example: openjev ask ticket.json -q questions.txt
+
+    With --each, one state a record: openjev ask --each tickets.jsonl -q questions.txt --where 'refund > 0.8'
     """
     from openjev_cli import questions
 
@@ -52,6 +106,8 @@ def ask(
         connect=connect,
         format=format_,
         timing=timing,
+        unsure=unsure,
+        min_confidence=min_confidence,
         no_cache=no_cache,
         keep_alive_s=keep_alive,
         quiet=quiet,
@@ -64,8 +120,70 @@ def ask(
         )
     common.one_reader_of_stdin(files, state, text)
     asked = questions.load(common.question_sources(files, inline or []))
+    only_each = {
+        "--as": form,
+        "--field": fields,
+        "--id-field": id_field,
+        "--where": where,
+        "--add": add,
+        "--unordered": unordered,
+        "--strict": strict,
+        "--start-at": start_at,
+    }
+    if is_each:
+        _refuse({"--text": text, "--json": as_json}, "--each reads records", "say how with --as")
+        from openjev_cli.cli import each
+
+        options = each.Options(
+            form,
+            tuple(fields or ()),
+            id_field,
+            tuple(where or ()),
+            tuple(fail_if or ()),
+            add,
+            unordered,
+            strict,
+            start_at or 1,
+        )
+        with _session(settings, reuse=reuse) as session:
+            return each.each(state, asked, settings, options, session)
+    _refuse(only_each, "only with --each", "add --each, or drop it")
+    held = _gates(fail_if, asked)
     judged = common.read_state(state, text=text, as_json=as_json, settings=settings)
-    return show(settings, _decide(settings, judged, asked))
+    decision = _decide(settings, judged, asked, reuse=reuse)
+    show(settings, decision)
+    return int(_verdict(settings, held, decision))
+
+
+def _refuse(given: Mapping[str, object], why: str, next_step: str) -> None:
+    """Refuse options that were given and mean nothing here."""
+    for flag, value in given.items():
+        if value is not None and value is not False and value != []:
+            raise errors.InputError(f"{flag}: {why}", next_step=next_step)
+
+
+def _gates(texts: list[str] | None, asked: tuple[questions.Question, ...]) -> tuple[gates.Gate, ...]:
+    if not texts:
+        return ()
+    from openjev_cli import gates
+
+    return gates.parse_all(texts, asked, flag="--fail-if")
+
+
+def _verdict(
+    settings: config.Config, held: tuple[gates.Gate, ...], decision: answers.Decision
+) -> errors.Exit:
+    """Return the exit code of the gates, and say on stderr which of them is to blame."""
+    if not held:
+        return errors.Exit.OK
+    from openjev_cli import gates, output
+
+    thresholds = gates.Thresholds(settings.unsure, settings.min_confidence)
+    truths = [gate.evaluate(decision.answers, thresholds) for gate in held]
+    for gate, truth in zip(held, truths, strict=True):
+        if truth is not False and not settings.quiet:
+            output.notice(f"--fail-if {'holds' if truth else 'is unsure'}: {gate.text}")
+    return gates.exit_code(truths)
 
 
 def is_(
@@ -181,17 +299,41 @@ def verdict(decision: answers.Decision, unsure: tuple[float, float] | None) -> e
 
 
 def _decide(
-    settings: config.Config, judged: states.State, asked: tuple[questions.Question, ...]
+    settings: config.Config,
+    judged: states.State,
+    asked: tuple[questions.Question, ...],
+    *,
+    reuse: bool = False,
 ) -> answers.Decision:
-    from openjev_cli import decide, output, request, timing
+    from openjev_cli import output, request, timing
 
     stages = timing.Stages(began_at_s=common.began_at_s)
     console = output.Progress(quiet=settings.quiet)
     try:
-        with decide.Session(settings, common.environment(), report=console.report) as session:
+        with _session(settings, reuse=reuse, report=console.report) as session:
             return session.decide(request.Request(judged, asked), stages, progress=console.tokens)
     finally:
         console.close()
+
+
+def _session(
+    settings: config.Config, *, reuse: bool = False, report: decide.Report | None = None
+) -> decide.Session:
+    from openjev_cli import decide, output
+
+    kept = None
+    if reuse:
+        if not settings.cache:
+            raise errors.InputError("--reuse and --no-cache contradict each other", next_step="drop one")
+        if settings.connect is not None:
+            raise errors.InputError(
+                "--reuse needs to know which model answers, and --connect does not say", next_step="drop one"
+            )
+        from openjev_cli import cache
+
+        kept = cache.AnswerCache(settings.cache_dir / "answers")
+    report = report or output.Progress(quiet=settings.quiet).report
+    return decide.Session(settings, common.environment(), report=report, reuse=kept)
 
 
 def show(settings: config.Config, decision: answers.Decision, *, plain: str | None = None) -> int:

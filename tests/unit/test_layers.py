@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gates",),
     ("stream", "answersets", "doctor"),
     ("output",),
+    ("stream_output",),
     ("serve", "cli"),
     ("__main__",),
 )
