@@ -90,11 +90,13 @@ class Client:
             return _parse(status, raw, path)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        if self.is_cancelled:
+            raise Cancelled
         is_fresh = self._wire is None
         wire = self._wire or Wire(self._connect())
         self._wire = wire
         self.requests_sent += 1
-        # Behind the assignment: a cancel that did not see this connection has set the flag before.
+        # Again, behind the assignment: a cancel that did not see this connection has set the flag before.
         if self.is_cancelled:
             self.close()
             raise Cancelled
