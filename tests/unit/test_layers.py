@@ -16,14 +16,15 @@ PACKAGE = Path(openjev_cli.__file__).parent
 # Lowest first. A module may import from lower lines; a package's modules may import each other downward too.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("timing", "pool"),
+    ("timing", "pool", "capacity"),
     ("config", "reading", "images"),
     ("wheels", "records"),
+    ("download",),
     ("questions", "state", "models"),
     ("labels", "request"),
     ("prompt", "answers"),
     ("engine",),
-    ("runtime", "argv", "capacity"),
+    ("runtime", "argv"),
     ("binary", "child"),
     ("record",),
     ("launch",),
@@ -38,7 +39,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 INSIDE = {
-    "engine": {"__init__": 0, "wire": 0, "client": 1, "facts": 2, "protocol": 3, "stock": 4, "patched": 4},
+    "engine": {
+        **{"__init__": 0, "wire": 0, "client": 1, "facts": 2, "protocol": 3},
+        **{"stock": 4, "patched": 4, "stock_images": 5},
+    },
 }
 
 
