@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 def key(
     provenance: bytes,
     readout: str,
-    prefix: Sequence[prompt.Segment],
+    prefix: Sequence[prompt.Segment | prompt.ImageSegment],
     suffix: prompt.Suffix,
     labels: Sequence[int],
 ) -> bytes:
@@ -41,7 +41,12 @@ def key(
     from hashlib import blake2b
 
     found = blake2b(digest_size=32)
-    texts = [(segment.text, segment.special) for segment in (*prefix, *suffix.segments)]
+    texts = [
+        ("image", segment.image.digest)
+        if isinstance(segment, prompt.ImageSegment)
+        else (segment.text, segment.special)
+        for segment in (*prefix, *suffix.segments)
+    ]
     # The boundary of the prefix is part of the prompt: it is where an engine resumes.
     shape = (_VERSION, readout, len(prefix), list(labels))
     for part in (provenance, json.dumps(shape).encode(), json.dumps(texts).encode()):

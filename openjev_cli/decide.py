@@ -144,6 +144,8 @@ class Session:
         for is_last in (False, True):
             engine = None
             try:
+                if request.state.all_images:
+                    self._refuse_unseen()
                 engine = self._engine(stages)
                 return self._attempt(engine, request, stages, progress, cancel or Cancel())
             except (errors.ConnectionLost, runtime.Gone):
@@ -164,6 +166,7 @@ class Session:
         cancel.attach(client)
         try:
             known = self._known(engine)
+            _check_sight(engine, known, request)
             frame, state, facts, notices = self._frame(client, known, request.state)
             longest = max(len(prompt.options_of(question)) for question in request.questions)
             spellings = [label.text for label in labels.take(facts.labels, longest)]
@@ -184,7 +187,7 @@ class Session:
         self, engine: Engine, client: Client, asked: prompt.Prompt, facts: Facts, progress: Progress | None
     ) -> tuple[Evaluation, Facts, int | None]:
         """Have the prompt read, except for what the answer cache holds; the last value counts the latter."""
-        readout = _readout(client, facts)
+        readout = _readout(client, asked)
         if self._reuse is None:
             return *readout.evaluate(asked, facts, self._caching(), progress), None
         keys = self._keys(engine, type(readout).__name__, asked, facts)
@@ -280,10 +283,19 @@ class Session:
                     self._provenance = provenance.of_running(engine.running, self._model, self._config, facts)
             return self._provenance
 
-    def _running(self) -> record.Running:
+    def _refuse_unseen(self) -> None:
+        """Raise ModelError if the model of a managed server cannot see, before it is started for that."""
+        with self._lock:
+            if self._config.connect is None and self._resolved().mmproj is None:
+                raise _sees_nothing(self._resolved().name)
+
+    def _resolved(self) -> models.Model:
         if self._model is None:
             self._model = models.resolve(self._config, on_progress=self._report)
-        spec = server.spec_for(self._config, self._model, self._environ)
+        return self._model
+
+    def _running(self) -> record.Running:
+        spec = server.spec_for(self._config, self._resolved(), self._environ)
         running = server.ensure(spec, environ=self._environ, on_progress=self._report)
         if running.was_started and spec.binary.notice:
             running = replace(running, notices=(spec.binary.notice, *running.notices))
@@ -388,8 +400,25 @@ class Session:
         return answers.Decision(engine.model, typed, usage, timing, notices=shown, reused=reused)
 
 
-def _readout(client: Client, facts: Facts) -> Readout:
+def _readout(client: Client, asked: prompt.Prompt) -> Readout:
+    if asked.images:
+        from openjev_cli.engine.stock_images import StockImages
+
+        return StockImages(client)
     return Stock(client)
+
+
+def _check_sight(engine: Engine, facts: Facts, request: Request) -> None:
+    if request.state.all_images and not facts.sees_images:
+        raise _sees_nothing(engine.model)
+
+
+def _sees_nothing(model: str) -> errors.ModelError:
+    seeing = ", ".join(name for name, one in models.PROFILES.items() if one.projector is not None)
+    return errors.ModelError(
+        f"{model} does not see images: it has no projector",
+        next_step=f"ask a profile that sees ({seeing}): -p NAME; or give the projector: --mmproj FILE",
+    )
 
 
 def connected(address: str) -> Engine:

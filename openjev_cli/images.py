@@ -42,7 +42,7 @@ SUPPORTED = ("PNG", "JPEG", "WebP")
 _ADVICE = "Save it as PNG, JPEG or WebP."
 _SUFFIXES = (
     ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".webp", ".gif", ".bmp", ".tif", ".tiff",
-    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".ico", ".psd", ".svg",
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".ico", ".psd",
 )  # fmt: skip
 # What the first bytes are. RIFF and ISO media files say their kind a few bytes later: see `kind`.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -59,7 +59,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x00\x00\x00\x0cjP  \r\n\x87\n", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"8BPS\x00", "Photoshop"),
-    (b"\x00\x00\x01\x00", "icon (ICO)"),
+    (b"\x00\x00\x01\x00", "icon"),
     (b"v/1\x01", "OpenEXR"),
     (b"qoif", "QOI"),
 )
@@ -88,6 +88,13 @@ class Image:
     def n_tokens(self) -> int:
         """Tokens the encoder makes of it, without the two that frame a picture."""
         return (self.width // CELL_PX) * (self.height // CELL_PX)
+
+    @property
+    def digest(self) -> str:
+        """A hash of size and pixels: what the image is known by wherever answers or prefixes are kept."""
+        from hashlib import blake2b
+
+        return blake2b(self.data, digest_size=32).hexdigest()
 
     @property
     def base64(self) -> str:
@@ -218,7 +225,7 @@ def from_data_url(url: str, *, name: str, max_tokens: int = DEFAULT_TOKENS) -> I
     head, comma, body = url.partition(",")
     if head[:5].lower() != "data:":
         raise errors.InputError(
-            f"{name}: not a data URL; nothing is fetched from the network and no file is read for it",
+            f"{name}: not a data URL (no URL is fetched, no file is read)",
             next_step="Send the picture itself: data:image/png;base64,...",
         )
     if not comma or not head.lower().endswith(";base64"):
@@ -244,7 +251,10 @@ def _refuse_unsupported(data: bytes, name: str) -> str:
         raise _too_long(name, len(data))
     found = kind(data)
     if found not in SUPPORTED:
-        what = f"a {found} picture, which is not supported" if found else f"{_other(data)}, not a picture"
+        article = "an" if found and found[0] in "AO" else "a"
+        what = (
+            f"{article} {found} image, which is not supported" if found else f"{_other(data)}, not an image"
+        )
         raise errors.InputError(f"{name}: {what}", next_step=_ADVICE)
     if found == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
         raise errors.InputError(
@@ -301,7 +311,7 @@ def _broken(name: str, found: str, exc: Exception) -> errors.InputError:
     is_cut = isinstance(exc, EOFError) or "truncated" in str(exc).lower()
     what = "is cut off: its end is missing" if is_cut else "is damaged and cannot be decoded"
     return errors.InputError(
-        f"{name}: the {found} picture {what}", next_step="Copy or download it again, or save it anew."
+        f"{name}: the {found} image {what}", next_step="Copy or download it again, or save it anew."
     )
 
 
@@ -349,7 +359,7 @@ def _notices(opened: ImageFile.ImageFile, found: str, name: str) -> tuple[str, .
     if found == "JPEG" and "mp" in opened.info:
         segments: Sequence[tuple[str, bytes]] = getattr(opened, "applist", ())
         if not any(b"hdrgm:Version" in content for _, content in segments):
-            return (f"{name}: a file of several pictures (MPO); the first one is used",)
+            return (f"{name}: a file of several images (MPO); the first one is used",)
     return ()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openjev_cli import images as images_
 from openjev_cli import questions, reading
 from openjev_cli import state as states
 
@@ -35,6 +36,13 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class ImageSegment:
+    """An image in its place in a prompt."""
+
+    image: images_.Image
+
+
+@dataclass(frozen=True)
 class Suffix:
     """A question's own part of the prompt, from its text to the answer cue, and how many labels it offers."""
 
@@ -44,10 +52,16 @@ class Suffix:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prefix shared by all questions, and one suffix for each."""
+    """One prefix shared by all questions, and one suffix for each. Images stand in the prefix only, and never
+    at its end: an engine cannot resume directly behind one."""
 
-    prefix: tuple[Segment, ...]
+    prefix: tuple[Segment | ImageSegment, ...]
     suffixes: tuple[Suffix, ...]
+
+    @property
+    def images(self) -> tuple[images_.Image, ...]:
+        """The images of the prefix, in order."""
+        return tuple(segment.image for segment in self.prefix if isinstance(segment, ImageSegment))
 
 
 @dataclass(frozen=True)
@@ -150,11 +164,17 @@ def roles(state: states.State) -> tuple[str, ...]:
     return ("user",)
 
 
-def contents(state: states.State) -> tuple[str, ...]:
-    """Return the contents of the messages that show this state, in the order of `roles`."""
-    if state.kind == "chat":
-        return tuple(message.content for message in state.messages)
-    return (state.text,)
+def contents(state: states.State) -> tuple[tuple[states.Part, ...], ...]:
+    """Return the contents of the messages that show this state, in the order of `roles`.
+
+    Images of the state itself come first: in a chat, at the start of what the user says first.
+    """
+    if state.kind != "chat":
+        return ((*state.images, state.text),)
+    shown = [message.parts or (message.content,) for message in state.messages]
+    first = next((at for at, message in enumerate(state.messages) if message.role == "user"), 0)
+    shown[first] = (*state.images, *shown[first])
+    return tuple(shown)
 
 
 def build(
@@ -165,16 +185,17 @@ def build(
 ) -> Prompt:
     """Return the prompt of a request. spellings: the verified labels' texts, at least as many as the longest
     question has options."""
-    texts = contents(state)
-    prefix: list[Segment] = []
-    for before, text in zip(frame.around, texts, strict=False):
+    shown = contents(state)
+    prefix: list[Segment | ImageSegment] = []
+    for before, parts in zip(frame.around, shown, strict=False):
         prefix.append(Segment(before, special=True))
-        prefix.append(Segment(text, special=False))
+        for part in parts:
+            prefix.append(Segment(part, special=False) if isinstance(part, str) else ImageSegment(part))
     # What leads from the state to the question's own text is the same for all of them: it ends the prefix.
-    prefix.append(Segment(frame.around[len(texts)] + ASK, special=True))
+    prefix.append(Segment(frame.around[len(shown)] + ASK, special=True))
     cue = frame.around[-1]
     return Prompt(
-        tuple(segment for segment in prefix if segment.text),
+        tuple(segment for segment in prefix if isinstance(segment, ImageSegment) or segment.text),
         tuple(_suffix(question, spellings, cue) for question in asked),
     )
 

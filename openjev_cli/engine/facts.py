@@ -20,7 +20,7 @@ from openjev_cli import errors, labels, prompt
 from openjev_cli import state as states
 from openjev_cli.engine.client import Client
 
-_VERSION = 2
+_VERSION = 3
 # Between pieces of one /tokenize request: not a token id, so it cannot come out of a text.
 _SEPARATOR = -1
 # Renderings whose local filling is compared with the engine's own before the skeleton is trusted alone.
@@ -42,7 +42,7 @@ class Facts:
     """Everything known about one server. n_ctx: tokens per request. skeleton: None when every conversation has
     to be rendered by the engine. frames: token ids of frame texts. bos: ids that precede every prompt.
     can_cut: the model's memory can be cut anywhere (no checkpoints needed); None until seen. template: digest
-    of the chat template's text."""
+    of the chat template's text. media_marker: what stands for an image in a text."""
 
     n_ctx: int
     n_slots: int
@@ -58,6 +58,8 @@ class Facts:
     frames: dict[str, tuple[int, ...]] = field(default_factory=dict)
     prefixes: tuple[Prefix, ...] = ()
     template: str = ""
+    sees_images: bool = False
+    media_marker: str = ""
 
     def digest(self, ids: Sequence[int]) -> str:
         """Return the keyed hash that stands for a prefix in the file."""
@@ -168,6 +170,8 @@ def learn(client: Client) -> Facts:
         day=_today() if "strftime_now" in template else None,
         hash_key=os.urandom(16).hex(),
         template=_digest(template.encode()),
+        sees_images=bool((props.get("modalities") or {}).get("vision")),
+        media_marker=str(props.get("media_marker") or "<__media__>"),
     )
 
 
@@ -337,11 +341,10 @@ def frame_for(client: Client, facts: Facts, state: states.State) -> tuple[prompt
 def agrees(client: Client, frame: prompt.Frame, state: states.State) -> bool:
     """Return whether the engine renders this state as the local frame does.
 
-    Contents that a template may trim or that hold markup are compared by placeholder, as they are put into
-    the prompt untouched in any case.
+    Contents that a template may trim or that hold markup or images are compared by placeholder, as they are
+    put into the prompt untouched in any case.
     """
-    contents = (*prompt.contents(state), _placeholder())
-    shown = [text if text == text.strip() and text.isprintable() else _placeholder() for text in contents]
+    shown = [_comparable(parts) for parts in (*prompt.contents(state), (_placeholder(),))]
     if frame.merged:
         shown = [shown[0] + frame.around[1] + shown[1]]
         around: tuple[str, ...] = (frame.around[0], frame.around[2])
@@ -350,3 +353,9 @@ def agrees(client: Client, frame: prompt.Frame, state: states.State) -> bool:
         around, roles = frame.around, (*prompt.roles(state), "user")
     local = around[0] + "".join(text + after for text, after in zip(shown, around[1:], strict=True))
     return _apply(client, list(zip(roles, shown, strict=True))) == local
+
+
+def _comparable(parts: Sequence[states.Part]) -> str:
+    text = parts[0] if len(parts) == 1 else None
+    is_plain = isinstance(text, str) and text == text.strip() and text.isprintable()
+    return text if is_plain and isinstance(text, str) else _placeholder()

@@ -37,8 +37,11 @@ class Tokens:
 
 
 def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Tokens, Facts]:
-    """Return the prompt's token ids: frame texts from memory where known, user texts in one request."""
-    parts = [asked.prefix, *(suffix.segments for suffix in asked.suffixes)]
+    """Return the ids of a prompt without images: frame texts from memory where known, user texts in one
+    request."""
+    prefix = [segment for segment in asked.prefix if isinstance(segment, prompt.Segment)]
+    assert len(prefix) == len(asked.prefix), "images are no token ids"
+    parts = [prefix, *(suffix.segments for suffix in asked.suffixes)]
     segments = [segment for part in parts for segment in part]
     user = list(dict.fromkeys(segment.text for segment in segments if not segment.special))
     known = dict(facts.frames)
@@ -50,7 +53,7 @@ def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Token
         return tuple(i for s in part for i in (known[s.text] if s.special else literal[s.text]))
 
     tokens = Tokens(
-        prefix=facts.bos + ids(asked.prefix),
+        prefix=facts.bos + ids(prefix),
         suffixes=tuple(ids(suffix.segments) for suffix in asked.suffixes),
         labels=tuple(tuple(one.token for one in facts.labels[: s.n_labels]) for s in asked.suffixes),
     )
@@ -135,19 +138,7 @@ class _Run:
         return Reading(label_scores(reply, labels), len(ids), cached)
 
     def _complete(self, ids: Sequence[int], labels: Sequence[int]) -> dict[str, Any]:
-        body = {
-            "prompt": list(ids),
-            "n_predict": 1,
-            "samplers": ["temperature"],
-            "temperature": 1.0,
-            "logit_bias": [[label, LABEL_BIAS] for label in labels],
-            "n_probs": len(labels),
-            "post_sampling_probs": True,
-            "cache_prompt": self._caching.prompts,
-            "id_slot": self._slot,
-            "seed": 0,
-            "response_fields": _FIELDS,
-        }
+        body = completion_body(list(ids), labels, is_cached=self._caching.prompts, slot=self._slot)
         reply = self._client.post("/completion", body)
         if not isinstance(reply, dict):
             raise nonsense("/completion gave no JSON object")
@@ -163,6 +154,25 @@ class _Run:
             timings.get("predicted_ms") or 0.0
         )
         return reply
+
+
+def completion_body(
+    sent: list[int] | dict[str, Any], labels: Sequence[int], *, is_cached: bool, slot: int
+) -> dict[str, Any]:
+    """Return a /completion request that reads a prompt and gives the probabilities of `labels` (ids)."""
+    return {
+        "prompt": sent,
+        "n_predict": 1,
+        "samplers": ["temperature"],
+        "temperature": 1.0,
+        "logit_bias": [[label, LABEL_BIAS] for label in labels],
+        "n_probs": len(labels),
+        "post_sampling_probs": True,
+        "cache_prompt": is_cached,
+        "id_slot": slot,
+        "seed": 0,
+        "response_fields": _FIELDS,
+    }
 
 
 def label_scores(reply: dict[str, Any], labels: Sequence[int]) -> tuple[float, ...]:

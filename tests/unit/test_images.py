@@ -384,7 +384,7 @@ def test_of_an_animated_png_the_first_frame_is_used_with_a_notice() -> None:
 
 
 def test_c05_gif_is_refused_by_name() -> None:
-    assert refusal((CASES / "C05_moving.gif").read_bytes()) == "x: a GIF picture, which is not supported"
+    assert refusal((CASES / "C05_moving.gif").read_bytes()) == "x: a GIF image, which is not supported"
 
 
 def test_c07_content_decides_not_the_name() -> None:
@@ -395,7 +395,7 @@ def test_c07_content_decides_not_the_name() -> None:
 
 def test_c07_of_an_mpo_the_first_picture_is_used_with_a_notice() -> None:
     mpo = case("C07_mpo_inside.jpg")
-    assert mpo.notices == ("C07_mpo_inside.jpg: a file of several pictures (MPO); the first one is used",)
+    assert mpo.notices == ("C07_mpo_inside.jpg: a file of several images (MPO); the first one is used",)
     assert difference(pixels(mpo), pixels(case("C01_plain.png")))[0] < 2.0
 
 
@@ -410,22 +410,22 @@ def test_an_hdr_photo_is_one_picture() -> None:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        ((CASES / "C07_heic_inside.jpg").read_bytes(), "a HEIC picture, which is not supported"),
-        ((CASES / "C07_html_inside.jpg").read_bytes(), "an HTML page, not a picture"),
+        ((CASES / "C07_heic_inside.jpg").read_bytes(), "a HEIC image, which is not supported"),
+        ((CASES / "C07_html_inside.jpg").read_bytes(), "an HTML page, not an image"),
         (b"", "the file is empty"),
-        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1", "a AVIF picture, which is not supported"),
-        (b"\0\0\0\x18ftypmif1\0\0\0\0heic", "a HEIF picture, which is not supported"),
-        (b"\0\0\0\x18ftypisom\0\0\0\0mp42", "a video, not a picture"),
-        (b"BM" + struct.pack("<IHHI", 99, 0, 0, 54) + bytes(16), "a BMP picture, which is not supported"),
-        (b"II*\0\x08\0\0\0", "a TIFF picture, which is not supported"),
-        (b"\xff\x0a\x00\x01", "a JPEG XL picture, which is not supported"),
-        (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 picture, which is not supported"),
-        (b"<?xml version='1.0'?><svg/>", "an SVG or XML text, not a picture"),
-        (b"%PDF-1.7\n", "a PDF, not a picture"),
-        (b"PK\x03\x04....", "a ZIP archive, not a picture"),
-        (b"RIFF\x24\0\0\0WAVEfmt ", "unknown data, not a picture"),
-        ("Grüße".encode(), "text, not a picture"),
-        (b"\x80\x81\x82", "unknown data, not a picture"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1", "an AVIF image, which is not supported"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0heic", "a HEIF image, which is not supported"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0mp42", "a video, not an image"),
+        (b"BM" + struct.pack("<IHHI", 99, 0, 0, 54) + bytes(16), "a BMP image, which is not supported"),
+        (b"II*\0\x08\0\0\0", "a TIFF image, which is not supported"),
+        (b"\xff\x0a\x00\x01", "a JPEG XL image, which is not supported"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image, which is not supported"),
+        (b"<?xml version='1.0'?><svg/>", "an SVG or XML text, not an image"),
+        (b"%PDF-1.7\n", "a PDF, not an image"),
+        (b"PK\x03\x04....", "a ZIP archive, not an image"),
+        (b"RIFF\x24\0\0\0WAVEfmt ", "unknown data, not an image"),
+        ("Grüße".encode(), "text, not an image"),
+        (b"\x80\x81\x82", "unknown data, not an image"),
     ],
 )  # fmt: skip
 def test_everything_else_is_refused_by_what_it_is(data: bytes, what: str) -> None:
@@ -475,9 +475,7 @@ def test_a_file_cut_anywhere_is_refused_or_read_whole(format: str) -> None:
 
 def test_a_cut_file_is_said_to_be_cut() -> None:
     data = saved(photo(256, 160), "JPEG")
-    assert (
-        refusal(data[: len(data) // 2], "a.jpg") == "a.jpg: the JPEG picture is cut off: its end is missing"
-    )
+    assert refusal(data[: len(data) // 2], "a.jpg") == "a.jpg: the JPEG image is cut off: its end is missing"
 
 
 @pytest.mark.parametrize("length", [0, 1, 12, 99999, 0x7FFFFFFF, 0xFFFFFFFF])
@@ -487,7 +485,7 @@ def test_a_png_with_a_wrong_chunk_length_is_refused(kind: bytes, length: int) ->
     data = png(128, 96, 8, 2, rows, (b"tEXt", b"Comment\0hello"))
     load(data)
     at = data.index(kind) - 4
-    assert "PNG picture" in refusal(data[:at] + struct.pack(">I", length) + data[at + 4 :])
+    assert "PNG image" in refusal(data[:at] + struct.pack(">I", length) + data[at + 4 :])
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
@@ -575,7 +573,7 @@ def test_bombs_in_metadata_are_refused_or_left_packed() -> None:
         try:
             load(png(128, 96, 8, 2, rows, (kind, head + packed)))
         except errors.InputError as exc:
-            assert "PNG picture" in exc.message  # noqa: PT017 - it may also be read
+            assert "PNG image" in exc.message  # noqa: PT017 - it may also be read
         assert time.perf_counter() - began_s < 2
 
 
@@ -617,7 +615,7 @@ def test_a_large_jpeg_is_decoded_at_reduced_scale(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ data URLs
 
 
-NOT_A_DATA_URL = "u: not a data URL; nothing is fetched from the network and no file is read for it"
+NOT_A_DATA_URL = "u: not a data URL (no URL is fetched, no file is read)"
 
 
 def test_a_data_url_is_the_file() -> None:
@@ -638,7 +636,7 @@ def test_a_data_url_is_the_file() -> None:
         ("data:image/png;base64,abc", "u: its base64 is broken"),
         ("data:image/png;base64,é", "u: its base64 is broken"),
         ("data:image/png;base64,", "u: the file is empty"),
-        ("data:image/png;base64,aGVsbG8=", "u: text, not a picture"),
+        ("data:image/png;base64,aGVsbG8=", "u: text, not an image"),
     ],
 )  # fmt: skip
 def test_a_data_url_that_holds_no_picture_is_refused(url: str, message: str) -> None:

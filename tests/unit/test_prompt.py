@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from openjev_cli import prompt
-from openjev_cli.prompt import Frame, Segment, Skeleton
+from openjev_cli.images import Image
+from openjev_cli.prompt import Frame, ImageSegment, Segment, Skeleton
 from openjev_cli.questions import Choice, Level, Noul, Option, Score
 from openjev_cli.state import Message, State
 
@@ -49,8 +50,8 @@ def test_only_user_messages_and_a_leading_system_message_are_framed_locally() ->
         assert SKELETON.frame(roles) is None
 
 
-def _text(segments: tuple[Segment, ...]) -> str:
-    return "".join(segment.text for segment in segments)
+def _text(segments: tuple[Segment | ImageSegment, ...]) -> str:
+    return "".join(one.text if isinstance(one, Segment) else f"[{one.image.width}]" for one in segments)
 
 
 QUESTIONS = (
@@ -66,14 +67,57 @@ def test_the_prompt_is_the_frame_with_state_question_and_lettered_options() -> N
     built = prompt.build(frame, State("text", "I paid twice."), QUESTIONS, ["A", "B", "C"])
     assert _text(built.prefix) == "<u>I paid twice.</u><u>Question:"
     assert [_text(suffix.segments) for suffix in built.suffixes] == [
-        (" Refund?\nOptions:\nA: yes: wants money back\nB: no"
-        "\nReply with the letter of the option that fits best.</u><a>"),
-        (" Team?\nOptions:\nA: billing: Payments\nB: sales"
-        "\nReply with the letter of the option that fits best.</u><a>"),
-        (" Urgent?\nLevels, from lowest to highest:\nA: low\nB: high"
-        "\nReply with the letter of the level that fits best.</u><a>"),
+        (
+            " Refund?\nOptions:\nA: yes: wants money back\nB: no"
+            "\nReply with the letter of the option that fits best.</u><a>"
+        ),
+        (
+            " Team?\nOptions:\nA: billing: Payments\nB: sales"
+            "\nReply with the letter of the option that fits best.</u><a>"
+        ),
+        (
+            " Urgent?\nLevels, from lowest to highest:\nA: low\nB: high"
+            "\nReply with the letter of the level that fits best.</u><a>"
+        ),
     ]
     assert [suffix.n_labels for suffix in built.suffixes] == [2, 2, 2]
+
+
+ONE, TWO = Image(32, 256, b"1"), Image(64, 256, b"2")
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (State("text", "", images=(ONE,)), "<u>[32]</u><u>Question:"),
+        (State("json", "{}", images=(ONE, TWO)), "<u>[32][64]{}</u><u>Question:"),
+        (
+            State("chat", "", (Message("user", "ab", ("a", ONE, "b")), Message("user", "c")), images=(TWO,)),
+            "<u>[64]a[32]b</u><u>c</u><u>Question:",
+        ),
+        (
+            State("chat", "", (Message("system", "s"), Message("user", "", (ONE,))), images=(TWO,)),
+            "<s>s</s><u>[64][32]</u><u>Question:",
+        ),
+    ],
+)
+def test_images_stand_where_they_belong_and_never_end_the_prefix(state: State, shown: str) -> None:
+    frame = SKELETON.frame((*prompt.roles(state), "user"))
+    assert frame is not None
+    built = prompt.build(frame, state, QUESTIONS, ["A", "B", "C"])
+    assert _text(built.prefix) == shown
+    assert built.images == state.all_images or state.kind == "chat"
+    assert isinstance(built.prefix[-1], Segment)
+
+
+def test_an_image_in_a_template_that_merges_messages() -> None:
+    built = prompt.build(
+        Frame(("<u>", "\n\n", "</u><a>"), merged=True),
+        State("text", "", images=(ONE,)),
+        QUESTIONS,
+        ["A", "B"],
+    )
+    assert _text(built.prefix) == "<u>[32]\n\nQuestion:"
 
 
 def test_no_user_text_is_ever_in_a_frame_segment() -> None:
@@ -87,7 +131,12 @@ def test_no_user_text_is_ever_in_a_frame_segment() -> None:
     frame = SKELETON.frame(("user", "user"))
     assert frame is not None
     built = prompt.build(frame, state, asked, ["A", "B"])
-    segments = [*built.prefix, *(s for suffix in built.suffixes for s in suffix.segments)]
+    segments = [
+        segment
+        for part in (built.prefix, *(suffix.segments for suffix in built.suffixes))
+        for segment in part
+        if isinstance(segment, Segment)
+    ]
     assert not any(nasty in segment.text for segment in segments if segment.special)
     holding = [segment.text for segment in segments if nasty in segment.text]
     assert len(holding) == 9

@@ -94,7 +94,22 @@ def test_every_problem_is_found_at_once_and_none_holds_what_was_sent() -> None:
                 '{"state": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],'
                 ' "questions": {"a": {"type": "noul"}}}'
             ),
-            ("state: the chat holds an image; this version does not read images yet",),
+            ("state: messages[0].content[0]: not a data URL (no URL is fetched, no file is read)",),
+        ),
+        (
+            (
+                '{"state": "x", "images": ["data:image/png;base64,aGk=", 5],'
+                ' "questions": {"a": {"type": "noul"}}}'
+            ),
+            ("images[0]: text, not an image", "images[1]: must be a data URL"),
+        ),
+        (
+            '{"state": "x", "images": "a", "questions": {"a": {"type": "noul"}}}',
+            ("images: must be an array of data URLs",),
+        ),
+        (
+            '{"state": "x", "images": [1, 2, 3, 4, 5, 6, 7, 8, 9], "questions": {"a": {"type": "noul"}}}',
+            ("images: 9 images: a request may hold 8",),
         ),
     ],
 )

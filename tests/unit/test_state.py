@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
-from openjev_cli import errors, reading, state
+from openjev_cli import errors, images, reading, state
 from openjev_cli.state import Message, State
 
 CASES = Path(__file__).parent.parent / "cases"
@@ -149,47 +150,109 @@ def test_what_is_not_exactly_a_chat_stays_json(value: object) -> None:
     assert state.from_stdin(text.encode()) == State("json", text)
 
 
-def test_a_chat_with_an_image_is_refused_in_one_line() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    assert (
-        refusal(chat({"role": "user", "content": [image]}).encode(), "s.json")
-        == "s.json: the chat holds an image; this version does not read images yet"
+PNG = (CASES / "C05_plain.png").read_bytes()
+IMAGE = images.from_bytes(PNG, name="x")
+
+
+def image_part(data: bytes = PNG) -> dict[str, object]:
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.mark.parametrize("name", ["s.png", "s.txt", "s.json", "s"])
+def test_an_image_is_a_state_whatever_its_name(name: str) -> None:
+    assert state.from_bytes(PNG, name=name) == State("text", "", images=(IMAGE,))
+
+
+def test_an_image_on_stdin_is_a_state() -> None:
+    assert state.from_stdin(PNG) == State("text", "", images=(IMAGE,))
+
+
+def test_an_image_is_no_json_and_no_text() -> None:
+    with pytest.raises(errors.InputError, match="stdin: is neither UTF-8 text nor an image"):
+        state.from_stdin(PNG, form="json")
+
+
+def test_images_stand_before_the_state_they_are_added_to() -> None:
+    other = images.from_bytes((CASES / "C01_plain.png").read_bytes(), name="y")
+    whole = state.with_images(state.from_text("a"), [IMAGE, other])
+    assert whole == State("text", "a", images=(IMAGE, other))
+    assert state.with_images(whole, [IMAGE]).all_images == (IMAGE, other, IMAGE)
+    with pytest.raises(errors.InputError, match="9 images"):
+        state.with_images(whole, [IMAGE] * 7)
+
+
+def test_the_budget_reaches_every_image() -> None:
+    small = images.from_bytes(PNG, name="x", max_tokens=64)
+    chat_of_one = chat({"role": "user", "content": [image_part()]}).encode()
+    assert state.from_bytes(PNG, name="s.png", image_tokens=64).all_images == (small,)
+    assert state.from_stdin(PNG, image_tokens=64).all_images == (small,)
+    assert state.from_stdin(chat_of_one, image_tokens=64).all_images == (small,)
+    assert state.from_bytes(chat_of_one, name="s.json", image_tokens=64).all_images == (small,)
+
+
+def test_the_images_of_a_chat_stay_between_its_texts() -> None:
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+        image_part(),
+        {"type": "text", "text": "c\u0000"},
+    ]
+    read = state.from_stdin(
+        chat({"role": "user", "content": parts}, {"role": "user", "content": "d"}).encode()
     )
+    text = (
+        '[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"},{"type":"image"},'
+        '{"type":"text","text":"c\\u0000"}]},{"role":"user","content":"d"}]'
+    )
+    messages = (Message("user", "a\nb\nc\\u0000", ("a", "\nb", IMAGE, "c\\u0000")), Message("user", "d"))
+    assert read == State("chat", text, messages)
+    assert read.all_images == (IMAGE,)
+    assert read.as_json() == State("json", text, images=(IMAGE,))
+
+
+def test_a_bare_url_in_an_image_part_is_read_too() -> None:
+    part = image_part()
+    part["image_url"] = part["image_url"]["url"]  # type: ignore[index]
+    assert state.from_stdin(chat({"role": "user", "content": [part]}).encode()).all_images == (IMAGE,)
+
+
+def test_every_bad_image_of_a_chat_is_named() -> None:
+    http = {"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}
+    none = {"type": "image_url", "image_url": 5}
+    data = chat(
+        {"role": "user", "content": [http, image_part()]},
+        {"role": "user", "content": [image_part(b"x"), none]},
+    )
+    with pytest.raises(errors.InputError) as caught:
+        state.from_bytes(data.encode(), name="s.json")
+    refused = "not a data URL (no URL is fetched, no file is read)"
+    assert caught.value.problems == (
+        f"s.json: messages[0].content[0]: {refused}",
+        "s.json: messages[1].content[0]: text, not an image",
+        f"s.json: messages[1].content[1]: {refused}",
+    )
+
+
+def test_too_many_images_of_a_chat_are_refused_before_any_is_read() -> None:
+    data = chat({"role": "user", "content": [image_part(b"x")] * 9})
+    assert refusal(data.encode(), "s.json") == "9 images: a request may hold 8"
 
 
 @pytest.mark.parametrize(
     ("file", "name", "message"),
     [
-        ("C05_plain.png", "s.png", "s.png: is an image (PNG); this version does not read images yet"),
-        ("C05_plain.png", "s.txt", "s.txt: is an image (PNG); this version does not read images yet"),
-        ("C07_heic_inside.jpg", "s.jpg", "s.jpg: is an image (HEIC); this version does not read images yet"),
-        ("C07_html_inside.jpg", "s.jpg", "s.jpg: named as an image, but it is no image but text"),
-        ("C07_empty.png", "s.png", "s.png: named as an image, but it is empty"),
+        ("C07_heic_inside.jpg", "s.jpg", "s.jpg: a HEIC image, which is not supported"),
+        ("C07_heic_inside.jpg", "s.txt", "s.txt: a HEIC image, which is not supported"),
+        ("C07_html_inside.jpg", "s.jpg", "s.jpg: an HTML page, not an image"),
+        ("C07_empty.png", "s.png", "s.png: the file is empty"),
     ],
 )
-def test_images_are_told_by_their_bytes(file: str, name: str, message: str) -> None:
+def test_what_is_named_as_an_image_but_is_none_is_refused(file: str, name: str, message: str) -> None:
     assert refusal((CASES / file).read_bytes(), name) == message
 
 
-@pytest.mark.parametrize(
-    ("start", "kind"),
-    [
-        (b"\x89PNG\r\n\x1a\n\0", "PNG"),
-        (b"\xff\xd8\xff\xe1", "JPEG"),
-        (b"GIF89a\1", "GIF"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "WebP"),
-        (b"\0\0\0\x20ftypmif1", "HEIC"),
-        (b"\0\0\0\x20ftypavif", "AVIF"),
-        (b"RIFF\x10\0\0\0WAVE", None),
-        (b"\x89PN", None),
-        (b"", None),
-    ],
-)
-def test_image_kinds(start: bytes, kind: str | None) -> None:
-    assert state.image_kind(start) == kind
-
-
-@pytest.mark.parametrize("name", ["s.bin", "s.json", "s.png"])
+@pytest.mark.parametrize("name", ["s.bin", "s.json", "s"])
 def test_bytes_that_are_neither_image_nor_utf8_are_one_line(name: str) -> None:
     expected = f"{name}: is neither UTF-8 text nor an image (byte 0xff at offset 2)"
     assert refusal(b"ab\xff\xfe\0", name) == expected
