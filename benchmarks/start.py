@@ -3,8 +3,8 @@
     python benchmarks/start.py [--trials 31] [--output benchmarks/start.json]
 
 Each round runs every command once, in rotating order. Of each command the median of the rounds counts. From
-the warm `ask` the engine's own time in its reply (queue and inference) is taken off, call by call. It asks the
-profile `tiny`; the first, unmeasured call starts its server. Byte code is cached, as it is for an installed
+the warm `ask` the engine's own time in its reply (queue and inference) is taken off, call by call. It asks
+the profile `tiny`; the first, unmeasured call starts its server. Byte code is cached, as it is for an installed
 package.
 """
 
