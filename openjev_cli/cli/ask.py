@@ -78,6 +78,8 @@ def ask(
     start_at: Annotated[
         int | None, typer.Option("--start-at", metavar="N", help="Pass over the records before line N.")
     ] = None,
+    images: common.Images = None,
+    image_tokens: common.ImageTokens = None,
     text: common.Text = None,
     as_json: common.AsJson = False,
     profile: common.Profile = None,
@@ -118,7 +120,7 @@ def ask(
         raise errors.InputError(
             "no question to ask", next_step="give a list with -q FILE, or one with -Q TEXT"
         )
-    common.one_reader_of_stdin(files, state, text)
+    common.one_reader_of_stdin(files, state, text, images or ())
     asked = questions.load(common.question_sources(files, inline or []))
     only_each = {
         "--as": form,
@@ -132,6 +134,9 @@ def ask(
     }
     if is_each:
         _refuse({"--text": text, "--json": as_json}, "--each reads records", "say how with --as")
+        _refuse(
+            {"-i": images, "--image-tokens": image_tokens}, "not with --each", "put images into the records"
+        )
         from openjev_cli.cli import each
 
         options = each.Options(
@@ -149,7 +154,9 @@ def ask(
             return each.each(state, asked, settings, options, session)
     _refuse(only_each, "only with --each", "add --each, or drop it")
     held = _gates(fail_if, asked)
-    judged = common.read_state(state, text=text, as_json=as_json, settings=settings)
+    judged = common.read_state(
+        state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
+    )
     decision = _decide(settings, judged, asked, reuse=reuse)
     show(settings, decision)
     return int(_verdict(settings, held, decision))
@@ -193,10 +200,13 @@ def is_(
         str | None,
         typer.Option("--unsure", metavar="A..B", help="A probability inside this band exits with 7."),
     ] = None,
+    images: common.Images = None,
+    image_tokens: common.ImageTokens = None,
     text: common.Text = None,
     as_json: common.AsJson = False,
     profile: common.Profile = None,
     model: common.ModelFile = None,
+    mmproj: common.Mmproj = None,
     connect: common.ConnectTo = None,
     format_: common.Format = None,
     no_cache: common.NoCache = False,
@@ -213,6 +223,7 @@ def is_(
     settings = common.load_config(
         profile=profile,
         model=model,
+        mmproj=mmproj,
         connect=connect,
         format=format_,
         unsure=unsure,
@@ -221,13 +232,16 @@ def is_(
         quiet=quiet,
         debug=debug,
     )
+    common.one_reader_of_stdin((), state, text, images or ())
     asked = questions.load([questions.inline(question)])
     if len(asked) != 1 or not isinstance(asked[0], questions.Noul):
         raise errors.InputError(
             "`openjev is` takes one yes/no question, and this one has options",
             next_step="use `openjev pick` for options, or `openjev ask` for levels",
         )
-    judged = common.read_state(state, text=text, as_json=as_json, settings=settings)
+    judged = common.read_state(
+        state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
+    )
     decision = _decide(settings, judged, asked)
     probability = decision.answers[0].ranked[0][1]
     show(settings, decision, plain=f"{decision.answers[0].value} {probability:.2f}")
@@ -249,10 +263,13 @@ def pick(
     min_p: Annotated[
         float | None, typer.Option("--min-p", metavar="P", help="A weaker winner exits with 7.")
     ] = None,
+    images: common.Images = None,
+    image_tokens: common.ImageTokens = None,
     text: common.Text = None,
     as_json: common.AsJson = False,
     profile: common.Profile = None,
     model: common.ModelFile = None,
+    mmproj: common.Mmproj = None,
     connect: common.ConnectTo = None,
     format_: common.Format = None,
     no_cache: common.NoCache = False,
@@ -269,6 +286,7 @@ def pick(
     settings = common.load_config(
         profile=profile,
         model=model,
+        mmproj=mmproj,
         connect=connect,
         format=format_,
         no_cache=no_cache,
@@ -280,8 +298,11 @@ def pick(
         raise errors.InputError(
             f"--min-p {min_p:g}: not a probability", next_step="give a number from 0 to 1"
         )
+    common.one_reader_of_stdin((), state, text, images or ())
     asked = questions.choice(question, options or [])
-    judged = common.read_state(state, text=text, as_json=as_json, settings=settings)
+    judged = common.read_state(
+        state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
+    )
     decision = _decide(settings, judged, (asked,))
     show(settings, decision, plain=decision.answers[0].value)
     if min_p is not None and decision.answers[0].ranked[0][1] < min_p:

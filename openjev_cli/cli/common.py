@@ -14,7 +14,7 @@ import typer
 from openjev_cli import errors
 
 if TYPE_CHECKING:
-    from openjev_cli import config, questions
+    from openjev_cli import config, images, questions
     from openjev_cli import state as states
 
 # Set by the entry: when the process began, so that `parse` includes the start of the interpreter's work.
@@ -52,7 +52,22 @@ Text = Annotated[
 ]
 StateArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[STATE]", help="A file, or `-` for stdin (the default if it is a pipe or file)."),
+    typer.Argument(
+        metavar="[STATE]",
+        help="A file (an image too), or `-` for stdin (the default if it is a pipe or file).",
+    ),
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-i", "--image", metavar="IMG", help="An image of the state: PNG, JPEG or WebP; `-` is stdin."
+    ),
+]
+ImageTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--image-tokens", metavar="N", help="Tokens an image may cost; a larger one is resized (512)."
+    ),
 ]
 
 
@@ -91,8 +106,15 @@ def stdin_is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def one_reader_of_stdin(files: Sequence[str], argument: str | None, text: str | None) -> None:
+def one_reader_of_stdin(
+    files: Sequence[str], argument: str | None, text: str | None, images: Sequence[str] = ()
+) -> None:
     """Refuse a call in which two things would read stdin, or no state is left. Reads nothing."""
+    if "-" in images and (images.count("-") > 1 or "-" in (*files, argument, text)):
+        raise errors.InputError(
+            "-i - reads the image from stdin, and something else would read it too",
+            next_step="give the others as files",
+        )
     if files.count("-") > 1:
         raise errors.InputError("-q - is given twice, but stdin can be read once", next_step="drop one -q -")
     if "-" in files and "-" in (argument, text):
@@ -100,16 +122,57 @@ def one_reader_of_stdin(files: Sequence[str], argument: str | None, text: str | 
             "the state and the questions cannot both be read from stdin",
             next_step="give one of them as a file",
         )
-    if "-" in files and argument is None and text is None:
+    if "-" in files and argument is None and text is None and not images:
         raise errors.InputError(
             "no state: stdin holds the questions", next_step="name the state's file before -q -"
         )
 
 
 def read_state(
-    argument: str | None, *, text: str | None, as_json: bool, settings: config.Config
+    argument: str | None,
+    *,
+    text: str | None,
+    as_json: bool,
+    settings: config.Config,
+    images: Sequence[str] = (),
+    image_tokens: int | None = None,
 ) -> states.State:
-    """Return the state of a call: the argument's file, stdin, or the literal text. Raises InputError."""
+    """Return the state of a call with its images: the argument's file, stdin, or the literal text; stdin only
+    if there are no images. Raises InputError."""
+    from openjev_cli import images as images_
+    from openjev_cli import state as states
+
+    tokens = images_.DEFAULT_TOKENS if image_tokens is None else images_.budget(image_tokens)
+    if not images:
+        return _read_state(argument, text, as_json, settings, tokens)
+    shown = _read_images(images, tokens)
+    is_alone = argument is None and text is None
+    state = None if is_alone else _read_state(argument, text, as_json, settings, tokens)
+    return states.with_images(state, shown)
+
+
+def _read_images(names: Sequence[str], tokens: int) -> list[images.Image]:
+    """Return the images of -i. Raises one InputError with all that cannot be used."""
+    from openjev_cli import images, reading
+
+    images.refuse_too_many(len(names))
+    shown: list[images.Image] = []
+    faults: list[errors.InputError] = []
+    for name in names:
+        try:
+            data = read_stdin("the image") if name == "-" else reading.read_file(Path(name))
+            shown.append(images.from_bytes(data, name="stdin" if name == "-" else name, max_tokens=tokens))
+        except errors.InputError as exc:
+            faults.append(exc)
+    if faults:
+        problems = [problem for fault in faults for problem in fault.problems]
+        raise errors.collect(problems, next_step=faults[0].next_step)
+    return shown
+
+
+def _read_state(
+    argument: str | None, text: str | None, as_json: bool, settings: config.Config, tokens: int
+) -> states.State:
     from openjev_cli import reading
     from openjev_cli import state as states
 
@@ -117,7 +180,8 @@ def read_state(
     if text is not None and text != "-":
         _refuse_both(argument, text)
         if as_json:
-            return states.from_value(reading.parse_json(text, name="--text"), compact=compact)
+            value = reading.parse_json(text, name="--text")
+            return states.from_value(value, compact=compact, name="--text", image_tokens=tokens)
         return states.from_text(text)
     wants_stdin = argument == "-" or text == "-"
     if argument is not None and argument != "-":
@@ -125,14 +189,16 @@ def read_state(
             raise errors.InputError(f"two states: {argument} and --text -", next_step="give one of them")
         path = Path(argument)
         if as_json:
-            return states.from_stdin(reading.read_file(path), form="json", name=argument, compact=compact)
-        return states.from_path(path, compact=compact)
+            data = reading.read_file(path)
+            return states.from_stdin(data, form="json", name=argument, compact=compact, image_tokens=tokens)
+        return states.from_path(path, compact=compact, image_tokens=tokens)
     if not wants_stdin and not stdin_is_piped():
         raise errors.InputError(
             "no state to ask about", next_step="name a file, pipe it in, or give it with --text"
         )
     form: states.Form | None = "json" if as_json else "text" if text == "-" else None
-    return states.from_stdin(read_stdin("the state"), form=form, compact=compact)
+    data = read_stdin("the state")
+    return states.from_stdin(data, form=form, compact=compact, image_tokens=tokens)
 
 
 def _refuse_both(argument: str | None, text: str) -> None:
