@@ -7,18 +7,21 @@ endif()
 set(OPENJEV_UNITY_INCLUDED TRUE)
 
 function(openjev_unity target batch)
-    if(NOT TARGET ${target})
-        return()
+    if(TARGET ${target})
+        set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+        # Sources named after the batch size are compiled on their own.
+        foreach(source IN LISTS ARGN)
+            get_target_property(folder ${target} SOURCE_DIR)
+            set_source_files_properties(${folder}/${source} TARGET_DIRECTORY ${target}
+                PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+        endforeach()
     endif()
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
-    foreach(source IN LISTS ARGN)
-        set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-    endforeach()
 endfunction()
 
 function(openjev_unity_all)
     openjev_unity(llama-common 16)
-    openjev_unity(server-context 16)
+    # The largest source and the one patches change most: alone, it is compiled beside the others.
+    openjev_unity(server-context 16 server-context.cpp)
     openjev_unity(llama-server-impl 16)
 endfunction()
 
