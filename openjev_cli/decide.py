@@ -187,7 +187,7 @@ class Session:
         self, engine: Engine, client: Client, asked: prompt.Prompt, facts: Facts, progress: Progress | None
     ) -> tuple[Evaluation, Facts, int | None]:
         """Have the prompt read, except for what the answer cache holds; the last value counts the latter."""
-        readout = _readout(client, asked)
+        readout = _readout(client, asked, facts)
         if self._reuse is None:
             return *readout.evaluate(asked, facts, self._caching(), progress), None
         keys = self._keys(engine, type(readout).__name__, asked, facts)
@@ -400,7 +400,11 @@ class Session:
         return answers.Decision(engine.model, typed, usage, timing, notices=shown, reused=reused)
 
 
-def _readout(client: Client, asked: prompt.Prompt) -> Readout:
+def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
+    if facts.abilities.get("decide"):
+        from openjev_cli.engine.patched import Patched
+
+        return Patched(client)
     if asked.images:
         from openjev_cli.engine.stock_images import StockImages
 

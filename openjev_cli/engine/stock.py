@@ -1,7 +1,8 @@
 """Reading labels from any llama-server (b9670 or newer): one completion of one token per question.
 
 All labels of a question get the same bias of +100, so that after a sampler chain of temperature 1 alone their
-probabilities are the whole of the distribution; the shared bias cancels. `n_probs` is the number of labels. If one of them is missing from the reply (labels about 90 nats apart), that is an error, never a zero.
+probabilities are the whole of the distribution; the shared bias cancels. `n_probs` is the number of labels. If one
+of them is missing from the reply (labels about 90 nats apart), that is an error, never a zero.
 
 Priming. A hybrid model cannot cut its memory back to where two prompts part; llama-server makes a checkpoint 4
 tokens before the end of a prompt and can resume there (`tools/server/server-context.cpp`, `checkpoint_offsets`). So

@@ -1,0 +1,100 @@
+"""Reading labels from the patched llama-server: one POST /decide for all questions of a request.
+
+The engine tokenizes the segments, reads the prefix once (or resumes from what it kept of it), reads all questions
+in one batch and gives the labels' logits themselves, with the log-sum-exp over the vocabulary. The interface is
+described in `tools/server/server-decide.h` (patches/0004).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from openjev_cli import errors, prompt
+from openjev_cli.engine.client import Client
+from openjev_cli.engine.facts import Facts
+from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading
+
+# What one /decide takes.
+MAX_QUESTIONS = 64
+
+
+class Patched:
+    """The readout of a server that offers `decide`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def evaluate(
+        self, asked: prompt.Prompt, facts: Facts, caching: Caching, progress: Progress | None
+    ) -> tuple[Evaluation, Facts]:
+        """Have all questions read in one request (one for each 64)."""
+        readings: list[Reading] = []
+        queue_ms = inference_ms = 0.0
+        prefix_tokens = 0
+        if progress is not None:
+            progress(0, 1)
+        for first in range(0, len(asked.suffixes), MAX_QUESTIONS):
+            suffixes = asked.suffixes[first : first + MAX_QUESTIONS]
+            reply = self._client.post("/decide", body(asked, suffixes, facts, caching))
+            try:
+                readings += _readings(reply, suffixes)
+                times = reply["timings_ms"]
+                queue_ms += float(times["queue"])
+                inference_ms += sum(float(times[part]) for part in ("encode", "prefix", "suffixes"))
+                prefix_tokens = int(reply["tokens"]["prefix"])
+            except (KeyError, IndexError, TypeError, ValueError) as exc:
+                raise errors.EngineError(
+                    "llama-server's reply to /decide lacks a part of it",
+                    next_step="build it again: scripts/build-llama.sh",
+                ) from exc
+        return Evaluation(tuple(readings), queue_ms, inference_ms, prefix_tokens), facts
+
+
+def body(
+    asked: prompt.Prompt, suffixes: Sequence[prompt.Suffix], facts: Facts, caching: Caching
+) -> dict[str, Any]:
+    """Return the JSON body of a /decide request."""
+    prefix: list[dict[str, Any]] = []
+    images: list[str] = []
+    for segment in asked.prefix:
+        if isinstance(segment, prompt.Segment):
+            prefix.append({"text": segment.text, "special": segment.special})
+        else:
+            prefix.append({"image": len(images)})
+            images.append(segment.image.base64)
+    return {
+        "prefix": prefix,
+        "suffixes": [
+            {
+                "segments": [{"text": one.text, "special": one.special} for one in suffix.segments],
+                "labels": [label.token for label in facts.labels[: suffix.n_labels]],
+            }
+            for suffix in suffixes
+        ],
+        **({"images": images} if images else {}),
+        "add_bos": bool(facts.bos),
+        "cache_prompt": caching.prompts,
+    }
+
+
+def _readings(reply: Any, suffixes: Sequence[prompt.Suffix]) -> list[Reading]:
+    tokens, results = reply["tokens"], reply["results"]
+    if len(results) != len(suffixes):
+        raise ValueError
+    readings = []
+    for i, (result, suffix) in enumerate(zip(results, suffixes, strict=True)):
+        logits = tuple(float(logit) for logit in result["logits"])
+        if len(logits) != suffix.n_labels:
+            raise ValueError
+        # The first question pays for what had to be read of the prefix, the others find all of it.
+        cached = int(tokens["prefix_cached"] if i == 0 else tokens["prefix"])
+        total = int(tokens["prefix"]) + int(result["tokens_suffix"])
+        readings.append(Reading(logits, total, cached, label_mass=_mass(logits, float(result["logsumexp"]))))
+    return readings
+
+
+def _mass(logits: Sequence[float], logsumexp: float) -> float:
+    """Return the share of the whole vocabulary's probability that lies on the labels, 0 to 1."""
+    return min(1.0, math.fsum(math.exp(logit - logsumexp) for logit in logits))
