@@ -16,9 +16,9 @@ PACKAGE = Path(openjev_cli.__file__).parent
 # Lowest first. A module may import from lower lines; a package's modules may import each other downward too.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("timing", "pool", "capacity"),
+    ("timing", "pool", "admission", "listen", "capacity"),
     ("config", "reading", "images"),
-    ("wheels", "records"),
+    ("wheels", "records", "bodies"),
     ("download",),
     ("questions", "state", "models"),
     ("labels", "request"),
@@ -34,7 +34,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("stream", "answersets", "doctor"),
     ("output",),
     ("stream_output",),
-    ("serve", "cli"),
+    ("serve",),
+    ("cli",),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
