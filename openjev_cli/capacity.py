@@ -215,6 +215,17 @@ def available_bytes(read: Reader = _read) -> int | None:
     return free
 
 
+def total_bytes(read: Reader = _read) -> int | None:
+    """Return the memory of this machine, or less under a cgroup limit; None where nothing says. Unlike
+    `available_bytes` it stays the same from one call to the next."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    limits = (read(f"{folder}/{name}") or "" for folder, name, *_ in _cgroups(read, "memory"))
+    return min([total, *(int(limit) for limit in limits if limit.strip().isdigit())])
+
+
 def _cgroups(read: Reader, controller: str) -> list[tuple[str, str, str, str]]:
     """Folders of this process's cgroup and its parents, with the names of the limit, the usage and the
     reclaimable cache of version 2 or 1 (Linux Documentation/admin-guide/cgroup-v2.rst)."""

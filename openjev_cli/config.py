@@ -237,6 +237,7 @@ SETTINGS: tuple[Setting, ...] = (
         _one_of(*MODEL_SOURCES),
         "huggingface",
         "the hub models are fetched from",
+        flag="--source",
         env="OPENJEV_MODEL_SOURCE",
     ),
     Setting(

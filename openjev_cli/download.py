@@ -156,7 +156,7 @@ def fetch(
         with part.open("a+b") as sink:
             one = _Fetch(file, sink, report, _Meter(file, on_transfer), patience, may_resume=not is_last)
             kept_bytes = one.read_what_is_kept()
-            _require_space(part.parent, file.size_bytes - kept_bytes + _SPARE_BYTES)
+            require_space(part.parent, file.size_bytes - kept_bytes)
             one.run()
             sink.flush()
             os.fsync(sink.fileno())  # or a power cut leaves a renamed file full of zeros
@@ -175,7 +175,9 @@ def fetch(
     raise AssertionError("the last round returns or raises")
 
 
-def _require_space(folder: Path, needed_bytes: int) -> None:
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Raise ModelError with both numbers if the folder's disk has no room for that much and a little more."""
+    needed_bytes += _SPARE_BYTES if needed_bytes else 0
     stat = os.statvfs(folder)
     free_bytes = stat.f_bavail * stat.f_frsize
     if free_bytes < needed_bytes:

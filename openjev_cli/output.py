@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,7 +20,11 @@ from openjev_cli import answers, errors, timing
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from openjev_cli import download
+
 BAR_CELLS = 10
+# In a log a download is a line this often.
+_TRANSFER_LINE_S = 15.0
 
 # What could move the cursor, hide text or reorder it: C0, DEL, C1, bidi marks and controls (Unicode UAX #9),
 # line and paragraph separators, and lone surrogates, which no encoding takes.
@@ -126,14 +131,14 @@ def _answer_table(all_answers: Sequence[answers.Answer]) -> str:
             value, p = f"{answer.value} ({answer.score:.2f})", _p_of_level(answer)
             others = [pair for pair in answer.ranked if pair[0] != answer.value]
         runner_up = f"{others[0][0]} {others[0][1]:.2f}" if others else ""
-        rows.append((answer.id, value, f"{_bar(p)} {p:.2f}", runner_up))
+        rows.append((answer.id, value, f"{_bar(p, sys.stdout)} {p:.2f}", runner_up))
     columns = ("question", "answer", "probability", "runner-up")
     return _table(columns, rows, styles=("", "bold", "cyan", "dim"), unfolded=("probability",))
 
 
-def _bar(p: float) -> str:
+def _bar(p: float, stream: TextIO | None) -> str:
     filled = round(p * BAR_CELLS)
-    full, empty = ("█", "░") if _can_print("█░─", sys.stdout) else ("#", ".")
+    full, empty = ("█", "░") if _can_print("█░─", stream) else ("#", ".")
     return full * filled + empty * (BAR_CELLS - filled)
 
 
@@ -218,6 +223,7 @@ class Progress:
         self._quiet = quiet
         self._is_counting = False
         self._counts = is_terminal(sys.stderr) and not quiet
+        self._told_at_s = float("-inf")
 
     def report(self, text: str) -> None:
         """Tell one line."""
@@ -231,11 +237,37 @@ class Progress:
             self._is_counting = True
             _to_stderr(f"\r... {read} / {total} tokens\x1b[K", end="")
 
+    def transfer(self, now: download.Transfer) -> None:
+        """Show how far a file is: on a terminal a bar on a line of its own, elsewhere a line now and then."""
+        text = _transfer(now)
+        if self._counts:
+            import shutil
+
+            self._is_counting = True
+            line = f"... {_bar(now.done_bytes / now.size_bytes, sys.stderr)} {text}"
+            # A line that wraps could not be drawn over.
+            _to_stderr(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="")
+        elif not self._quiet and time.monotonic() - self._told_at_s >= _TRANSFER_LINE_S:
+            self._told_at_s = time.monotonic()
+            _to_stderr(f"... {text}")
+
     def close(self) -> None:
         """Remove the counting line, if there is one."""
         if self._is_counting:
             self._is_counting = False
             _to_stderr("\r\x1b[K", end="")
+
+
+def _transfer(now: download.Transfer) -> str:
+    done, size = (f"{n / 1e9:.2f}" for n in (now.done_bytes, now.size_bytes))
+    text = f"{now.done_bytes * 100 // now.size_bytes}% {done} of {size} GB"
+    if now.bytes_per_s:
+        text += f" {now.bytes_per_s / 1e6:.1f} MB/s"
+    if now.left_s is not None:
+        minutes, seconds = divmod(round(now.left_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        text += f" {hours}:{minutes:02d}:{seconds:02d} left" if hours else f" {minutes}:{seconds:02d} left"
+    return f"{text} ({now.verb} {shown(now.name)})"
 
 
 def error(exc: errors.OpenjevError) -> None:

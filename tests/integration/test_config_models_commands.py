@@ -69,7 +69,6 @@ def test_config_path_and_set_work_while_a_value_is_wrong(offline: Command, tmp_p
             2,
             "error: --format: 'yaml' is not one of table, json, jsonl, tsv",
         ),
-        (("models", "pull", "fast"), 3, "error: the model file of profile fast is not there: "),
         (("models", "path", "tiny"), 3, "error: the model file of profile tiny is not there: "),
         (("models", "verify", "max"), 3, "error: the model file of profile max is not there: "),
         (("models", "rm", "tiny"), 3, "error: nothing to remove: "),
@@ -88,13 +87,30 @@ def test_errors_are_two_lines_on_stderr(
 
 def test_models_list_names_every_profile(offline: Command, tmp_path: Path) -> None:
     done = offline("models", "list", "-f", "tsv")
-    assert [line.split("\t")[:4] for line in lines(done.stdout)] == [
-        ["tiny", "SmolLM2-135M-Instruct-Q4_1", "0.1 GB", "absent"],
-        ["fast", "Qwen3.5-0.8B-Q4_K_M", "0.5 GB", "absent"],
-        ["balanced", "Qwen3.5-4B-Q4_K_M", "2.7 GB", "absent"],
-        ["quality", "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL", "23.3 GB", "absent"],
-        ["max", "Qwen3.8-27B-UD-Q4_K_XL", "17.6 GB", "absent"],
+    answers = "absent; answers now (no better profile is installed)"
+    assert [line.split("\t")[:5] for line in lines(done.stdout)] == [
+        ["tiny", "SmolLM2-135M-Instruct-Q4_1", "0.1 GB", "over 0.6 GB", answers],
+        ["fast", "Qwen3.5-0.8B-Q4_K_M", "0.7 GB", "over 1.3 GB", "absent"],
+        ["balanced", "Qwen3.5-4B-Q4_K_M", "3.4 GB", "over 4.0 GB", "absent"],
+        ["quality", "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL", "24.2 GB", "over 24.7 GB", "absent"],
+        ["max", "Qwen3.8-27B-UD-Q4_K_XL", "18.5 GB", "over 19.0 GB", "absent"],
     ]
+
+
+def test_models_list_tells_the_memory_of_what_is_here(
+    offline: Command, tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "home" / ".cache" / "openjev" / "models"
+    (folder / "tiny").mkdir(parents=True)
+    (folder / "tiny" / tiny_model.name).symlink_to(tiny_model)
+    (folder / "fast").mkdir()
+    (folder / "fast" / ".Qwen3.5-0.8B-Q4_K_M.gguf.part").write_bytes(bytes(53_251_712))
+    done = offline("models", "list", "-f", "json")
+    seen = {row["profile"]: (row["memory"], row["state"]) for row in json.loads(done.stdout)}
+    assert (seen["tiny"], seen["fast"]) == (
+        ("2.1 GB", "ready; answers now (no better profile is installed)"),
+        ("over 1.3 GB", "10% fetched"),
+    )
 
 
 def test_models_verify_path_and_rm_of_tiny(offline: Command, tiny_model: Path, tmp_path: Path) -> None:

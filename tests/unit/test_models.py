@@ -137,8 +137,9 @@ def test_a_missing_profile_says_which_file_to_put_where(name: str, tmp_path: Pat
     assert caught.value.message == f"the model file of profile {name} is not there: {path}"
     file = profile.weights
     assert caught.value.next_step == (
-        f"Put {file.name} ({file.size_bytes} bytes) of the hub repository {file.repo} @ {file.revision[:12]}"
-        f" at {path}, or use --profile tiny."
+        f"Run: openjev models pull {name} ({file.size_bytes / 1e9:.1f} GB). Offline: put {file.name}"
+        f" ({file.size_bytes} bytes) of the hub repository {file.repo} @ {file.revision[:12]} at {path}."
+        " Or use --profile tiny."
     )
 
 
@@ -204,7 +205,7 @@ def test_list_tells_what_is_there_by_size(tmp_path: Path) -> None:
     wrong.write_bytes(b"GGUF")
     assert {found.profile.name: found.state for found in models.installed(settings)} == {
         "tiny": "absent",
-        "fast": "ready",
+        "fast": "ready, without images",
         "balanced": "absent",
         "quality": "absent",
         "max": "wrong size",
@@ -219,7 +220,114 @@ def test_remove_deletes_what_it_knows_and_leaves_the_rest(tmp_path: Path) -> Non
     (path.parent / "notes.txt").write_text("mine")
     assert models.remove(fast, settings) == (path,)
     assert models.remove(fast, settings) == ()
-    assert [each.name for each in path.parent.iterdir()] == ["notes.txt"]
+    assert sorted(each.name for each in path.parent.iterdir()) == [".lock", "notes.txt"]
+
+
+def test_what_a_profile_is_made_of_can_be_named() -> None:
+    own = {name: profile.quant for name, profile in models.PROFILES.items()}
+    assert own == {
+        "tiny": "Q4_1",
+        "fast": "Q4_K_M",
+        "balanced": "Q4_K_M",
+        "quality": "UD-Q4_K_XL",
+        "max": "UD-Q4_K_XL",
+    }
+    biggest = models.PROFILES["max"]
+    assert models.weights_of(biggest, "q8_0") is biggest.quants["Q8_0"]
+    assert models.weights_of(biggest, None) is models.weights_of(biggest, "ud-q4_k_xl")
+    with pytest.raises(errors.ModelError) as caught:
+        models.weights_of(biggest, "Q2")
+    assert caught.value.next_step == "Use one of: UD-Q4_K_XL, Q8_0 (--quant)"
+
+
+# Choosing.
+
+
+def install(settings: config.Config, *names: str) -> None:
+    for name in names:
+        wanted = models.PROFILES[name]
+        put_as_if_verified(models.path_of(wanted, settings), wanted.weights)
+
+
+def test_with_nothing_set_the_best_installed_profile_answers(tmp_path: Path) -> None:
+    settings = loaded(tmp_path)
+    install(settings, "tiny", "fast")
+    model = models.resolve(settings)
+    assert (model.profile, model.reason) == ("fast", "best installed profile")
+    assert models.choose(loaded(tmp_path, profile="tiny")) == (models.PROFILES["tiny"], "flag --profile")
+
+
+def test_without_any_other_tiny_answers(tmp_path: Path) -> None:
+    assert models.choose(loaded(tmp_path)) == (models.PROFILES["tiny"], "no better profile is installed")
+
+
+def test_a_profile_this_machine_can_never_hold_is_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = loaded(tmp_path)
+    install(settings, "fast", "max")
+    chosen = {}
+    for gib in (64, 8, 1):
+        monkeypatch.setattr("openjev_cli.capacity.total_bytes", lambda gib=gib: gib << 30)
+        chosen[gib] = models.choose(settings)[0].name
+    assert chosen == {64: "max", 8: "fast", 1: "tiny"}
+
+
+def test_a_file_of_the_wrong_size_is_not_the_best_installed(tmp_path: Path) -> None:
+    path = models.path_of(models.PROFILES["fast"], loaded(tmp_path))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    assert models.choose(loaded(tmp_path))[0].name == "tiny"
+
+
+def test_a_profile_that_ranks_above_a_model_of_a_file_is_asked(small: Path, tmp_path: Path) -> None:
+    """flag > environment > project file > user file also between `model` and `profile`."""
+    folder = tmp_path / ".config" / "openjev"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'model = "{small}"\nmmproj = "{small}"\n')
+    install(loaded(tmp_path), "fast")
+
+    def asked(**flags: object) -> tuple[str, Path | None, str]:
+        model = models.resolve(loaded(tmp_path, **flags))
+        return model.name, model.mmproj, model.reason
+
+    from_file = f"user file {folder / 'config.toml'}"
+    assert asked() == ("small", small, from_file)
+    # The projector of the file belongs to the model of the file.
+    assert asked(profile="fast") == ("Qwen3.5-0.8B-Q4_K_M", None, "flag --profile")
+    assert asked(model=str(small)) == ("small", None, "flag --model")
+    assert asked(profile="fast", mmproj=str(small)) == ("Qwen3.5-0.8B-Q4_K_M", small, "flag --profile")
+    (tmp_path / ".openjev.toml").write_text('profile = "fast"\n')
+    assert asked()[0] == "Qwen3.5-0.8B-Q4_K_M"
+
+
+def test_the_next_smaller_profile_that_fits_is_named() -> None:
+    biggest = models.PROFILES["max"].weights.size_bytes
+    named = {gib: models.largest_below(biggest, gib << 30) for gib in (64, 4, 2, 0)}
+    assert {gib: found and found.name for gib, found in named.items()} == {
+        64: "balanced",
+        4: "balanced",
+        2: "fast",
+        0: None,
+    }
+
+
+def test_the_weights_pulled_last_answer_for_a_profile(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, profile="max")
+    biggest = models.PROFILES["max"]
+    other = biggest.quants["Q8_0"]
+    folder = models.path_of(biggest, settings).parent
+    put_as_if_verified(folder / other.name, other)
+    # Alone it is what there is.
+    assert models.resolve(settings).name == "Qwen3.8-27B-Q8_0"
+    install_own = folder / biggest.weights.name
+    put_as_if_verified(install_own, biggest.weights)
+    assert models.resolve(settings).name == "Qwen3.8-27B-UD-Q4_K_XL"
+    (folder / "quant").write_text("Q8_0\n")
+    model = models.resolve(settings)
+    assert (model.name, model.sha256, model.path) == ("Qwen3.8-27B-Q8_0", other.sha256, folder / other.name)
+    assert models.remove(biggest, settings, "Q8_0") == (folder / other.name,)
+    assert models.resolve(settings).path == install_own
 
 
 def test_an_unknown_profile_lists_the_names() -> None:
