@@ -74,7 +74,7 @@ def plan(
         at_once = f" and {slots} questions at once" if slots != wanted[1] else ""
         notices.append(
             f"context reduced to {n_ctx} tokens{at_once}: {wanted[0]} need about "
-            f"{_gib(need_bytes(*wanted, weights_bytes, shape))} of memory, {_gib(usable or 0)} can be used"
+            f"{gib(need_bytes(*wanted, weights_bytes, shape))} of memory, {gib(usable or 0)} can be used"
         )
     left = max(0, (usable or 0) - need) if usable is not None else 4 * _DEFAULT_CACHE_RAM_MIB * MIB
     checkpoints = _MOST_CHECKPOINTS
@@ -93,7 +93,8 @@ def need_bytes(n_ctx: int, slots: int, weights_bytes: int, shape: Shape | None) 
     return weights_bytes + context + _OVERHEAD_BYTES
 
 
-def _gib(size_bytes: int) -> str:
+def gib(size_bytes: int) -> str:
+    """A size for messages, such as `1.5 GiB`."""
     return f"{size_bytes / (1 << 30):.1f} GiB"
 
 

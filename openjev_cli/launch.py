@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from openjev_cli import argv as argv_table
-from openjev_cli import binary, capacity, child, record, runtime
-from openjev_cli.errors import ServerError
+from openjev_cli import binary, capacity, child, models, record, runtime
+from openjev_cli.errors import ModelError, ServerError
 from openjev_cli.record import Files, Record, Running, Spec
 from openjev_cli.runtime import Gone, Process
 
@@ -127,13 +127,17 @@ def _settle(spec: Spec, files: Files, report: Reporter) -> tuple[argv_table.Sett
     parts = [path for path in (spec.model, spec.mmproj, spec.adapter) if path is not None]
     weights_bytes = sum(path.stat().st_size for path in parts)
     make_room(files, capacity.need_bytes(spec.n_ctx, spec.slots, weights_bytes, shape), report)
+    available_bytes = capacity.available_bytes()
     plan = capacity.plan(
         n_ctx=spec.n_ctx,
         slots=spec.slots,
         weights_bytes=weights_bytes,
         shape=shape,
-        available_bytes=capacity.available_bytes(),
+        available_bytes=available_bytes,
     )
+    # Other backends hold the weights in memory of their own, which is not seen from here.
+    if spec.binary.backend == "cpu" and available_bytes is not None:
+        _require_memory(spec.model.name, plan, weights_bytes, available_bytes)
     settings = replace(
         spec.settings(),
         n_ctx=plan.n_ctx,
@@ -144,6 +148,23 @@ def _settle(spec: Spec, files: Files, report: Reporter) -> tuple[argv_table.Sett
         cache_ram_mib=plan.cache_ram_mib,
     )
     return settings, plan
+
+
+def _require_memory(name: str, plan: capacity.Plan, weights_bytes: int, available_bytes: int) -> None:
+    """Refuse a model that does not fit even with the least context: loading it would only push the machine
+    into swap. Raises ModelError with the numbers and the next smaller profile."""
+    if plan.need_bytes <= available_bytes:
+        return
+    smaller = models.largest_below(weights_bytes, available_bytes)
+    freed = "free some memory (openjev server stop ends the servers of openjev)"
+    raise ModelError(
+        f"{name} does not fit into memory: {capacity.gib(plan.need_bytes)} are needed"
+        f" ({capacity.gib(weights_bytes)} of weights, the rest for {plan.slots} x {plan.n_ctx} tokens of context"
+        f" and computing), {capacity.gib(available_bytes)} are free",
+        next_step=f"openjev models pull {smaller.name}, then ask with --profile {smaller.name}; or {freed}"
+        if smaller
+        else freed[0].upper() + freed[1:],
+    )
 
 
 def _with_idle(

@@ -272,6 +272,21 @@ def choose(config: Config) -> tuple[Profile, str]:
     return PROFILES["tiny"], "no installed profile fits into this machine's memory"
 
 
+def described(config: Config) -> str:
+    """What the next question asks, and why, in words. Checks no file. Raises ModelError."""
+    if config.connect is not None:
+        return f"{config.connect} ({config.sources['connect']})"
+    if _means_file(config):
+        return f"{config.model} ({config.sources['model']})"
+    wanted, reason = choose(config)
+    return f"profile {wanted.name} ({reason})"
+
+
+def _means_file(config: Config) -> bool:
+    # `--profile` on the command line beats a model of the user's file; with equal rank the file is meant.
+    return config.model is not None and _rank(config, "model") <= _rank(config, "profile")
+
+
 def _is_here(wanted: Profile, config: Config) -> bool:
     pinned = in_use(wanted, config)
     return _size_of(path_of(wanted, config, pinned)) == pinned.size_bytes
@@ -289,8 +304,7 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
 
     Raises ModelError: no such file, not a GGUF file, wrong content, or it could not be fetched.
     """
-    # `--profile` on the command line beats a model of the user's file; with equal rank the file is meant.
-    if config.model is not None and _rank(config, "model") <= _rank(config, "profile"):
+    if config.model is not None and _means_file(config):
         mmproj = _own_projector(config, _rank(config, "model"))
         path = _usable_gguf(config.model, "--model")
         reason = str(config.sources["model"])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from openjev_cli import config, output
+from openjev_cli import config, models, output
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show and change settings, and where each came from."
@@ -22,6 +22,10 @@ def show(format_name: _Format = "table") -> None:
     """Print every setting with its value and where it came from."""
     loaded = config.load_from_process({})
     rows = [(key, loaded.shown(key), str(loaded.sources[key])) for key in config.KEYS]
+    if loaded.sources["profile"].kind == "default" and loaded.known_cache_dir is not None:
+        # Not the table's default: what is installed decides.
+        chosen, reason = models.choose(loaded)
+        rows = [row if row[0] != "profile" else ("profile", chosen.name, reason) for row in rows]
     output.rows(("setting", "value", "source"), rows, config.list_format(format_name))
 
 

@@ -80,6 +80,9 @@ def status(format_name: _Format = "table") -> None:
         output.rows(_COLUMNS, [_row(each) for each in found], chosen)
     else:
         output.line("no server is running; the next question starts one")
+    settings = common.load_config()
+    if not settings.quiet:
+        output.notice(f"the next question asks {models.described(settings)}")
 
 
 _COLUMNS = ("key", "pid", "state", "model", "engine", "context", "caches", "memory", "up", "when idle")

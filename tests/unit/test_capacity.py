@@ -187,3 +187,11 @@ def test_threads_follow_the_quota_and_the_affinity() -> None:
         assert capacity.threads({}.get) == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_the_memory_of_the_machine_ends_at_the_cgroup() -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = {"/proc/self/cgroup": "0::/job\n", "/sys/fs/cgroup/job/memory.max": f"{64 * MIB}\n"}
+    assert capacity.total_bytes(group.get) == 64 * MIB
+    assert capacity.total_bytes({}.get) == machine
+    assert capacity.total_bytes({**group, "/sys/fs/cgroup/job/memory.max": "max\n"}.get) == machine
