@@ -124,7 +124,10 @@ class _Run:
         """Let the engine read the prefix and keep a checkpoint exactly at its end."""
         tail = self._tokens.suffixes[0][:CHECKPOINT_TAIL]
         if len(tail) == CHECKPOINT_TAIL:
-            self._complete(self._tokens.prefix + tail, labels=())
+            # The last of them is another than the first question's: what goes on where a prompt ended needs no
+            # cut, and would not tell whether the memory can be cut.
+            other = next(label for label in self._tokens.labels[0] if label != tail[-1])
+            self._complete((*self._tokens.prefix, *tail[:-1], other), labels=())
             self.was_primed = True
 
     def ask(self, i: int) -> Reading:
