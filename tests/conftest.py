@@ -80,6 +80,14 @@ def tiny_hybrid(generated: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_projector(generated: Path) -> Path:
+    """The tiny random projector that lets the tiny hybrid see."""
+    path = generated / "tiny-projector.gguf"
+    subprocess.run([sys.executable, ROOT / "scripts/generate_projector.py", path], check=True, cwd=ROOT)
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """The weights of profile `tiny`, fetched into the real cache folder if they are not there."""
     environment = {k: v for k, v in _ENVIRONMENT.items() if not k.startswith("OPENJEV_")}

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ from PIL import Image as pil
 
 from openjev_cli import images
 from openjev_cli.engine.client import Client
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -51,13 +48,12 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(llama_server: Path, tiny_hybrid: Path) -> Iterator[Engine]:
+def engine(llama_server: Path, tiny_hybrid: Path, tiny_projector: Path) -> Iterator[Engine]:
     """The engine under test with the budget as its own limit, so that it shows the size it would choose."""
     folder = Path(tempfile.mkdtemp(prefix="oji-", dir="/tmp"))
-    projector, address, log = folder / "projector.gguf", folder / "s.sock", folder / "log"
-    subprocess.run([sys.executable, ROOT / "scripts/generate_projector.py", projector], check=True, cwd=ROOT)
+    address, log = folder / "s.sock", folder / "log"
     argv = [
-        llama_server, "--model", tiny_hybrid, "--mmproj", projector, "--image-max-tokens", "512",
+        llama_server, "--model", tiny_hybrid, "--mmproj", tiny_projector, "--image-max-tokens", "512",
         "-np", "1", "-c", "8192", "-t", "1", "--jinja", "-lv", "5", "--host", address,
     ]  # fmt: skip
 
