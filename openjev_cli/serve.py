@@ -398,19 +398,23 @@ class Service:
         """Return the decision about a body. Runs in a thread of its own."""
         problems: list[reading.Problem] = []
         held = body.value if isinstance(body.value, dict) else {}
-        model = held.get("model")
-        if isinstance(model, str) and model not in self.names:
-            problems.append(reading.Problem(("model",), "must be one of " + ", ".join(self.names)))
         many = held.get("questions")
         if isinstance(many, dict) and len(many) > MAX_QUESTIONS:
             message = f"{len(many)} questions: at most {MAX_QUESTIONS} are allowed"
             problems.append(reading.Problem(("questions",), message))
         try:
-            asked = request.parse(body.value, compact=self._config.compact_json)
+            asked = request.parse(body.value, compact=self._config.compact_json, files=body.files)
         except request.RequestError as exc:
             problems += exc.details
+        model = held.get("model")
+        known = "the models here are " + ", ".join(self.names)
+        is_unknown = isinstance(model, str) and model not in self.names
         if problems:
+            if is_unknown:
+                problems.insert(0, reading.Problem(("model",), known))
             raise request.RequestError(tuple(problems))
+        if is_unknown:
+            raise refusal(404, "not_found", known, "GET /v1/models lists them")
         return self._session.decide(asked, call.stages, progress=_refuse_long, cancel=call.cancel)
 
 
