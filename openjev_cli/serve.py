@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import secrets
 import signal
 import socket
@@ -56,6 +57,10 @@ BODY_TIMEOUT_S = 30.0
 # After the last answer of a connection; longer than most clients keep an idle one themselves.
 KEEP_ALIVE_S = 75
 _LOADING_RETRY_S = 1
+
+
+# A Host header: [IPv6] or a name, and maybe a port.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?")
 
 
 class Refusal(Exception):
@@ -226,8 +231,11 @@ class Service:
             )
 
     def _is_our_name(self, host: str) -> bool:
-        name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-        return name.lower() in {"localhost", "127.0.0.1", "::1", (self._host or "").lower()} - {""}
+        parts = _HOST.fullmatch(host)
+        if parts is None:
+            return False
+        name = (parts[1] or parts[2]).lower()
+        return name in ("localhost", "127.0.0.1", "::1") or name == (self._host or "localhost").lower()
 
     def _reply(
         self,
@@ -534,7 +542,7 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
-class _Server(uvicorn.Server):
+class Listener(uvicorn.Server):
     """uvicorn's server, which drains at SIGTERM or Ctrl-C and ends instead of dying by the signal again."""
 
     interrupted = False
@@ -557,6 +565,24 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+def listener(service: Service, *, drain_s: int) -> Listener:
+    """Return what listens for a service; `run([socket])` it. drain_s: how long its end waits for answers."""
+    return Listener(
+        uvicorn.Config(
+            service.app,
+            http=_Protocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=drain_s,
+        )
+    )
+
+
 def run(
     config: Config,
     environ: Mapping[str, str],
@@ -577,20 +603,7 @@ def run(
     """
     session = decide.Session(config, environ, report=report)
     service = Service(config, session, host=host, is_local=is_local)
-    server = _Server(
-        uvicorn.Config(
-            service.app,
-            http=_Protocol,
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=config.request_timeout_s + 5,
-        )
-    )
+    server = listener(service, drain_s=config.request_timeout_s + 5)
     failed: list[BaseException] = []
 
     def get_ready(loop: asyncio.AbstractEventLoop) -> None:
