@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "models": ("models", "app", "List, fetch, check and remove model files."),
     "config": ("config", "app", "Show and change settings, and where each came from."),
+    "doctor": ("doctor", "doctor", "Check everything and name what to fix."),
 }
 
 
