@@ -202,20 +202,20 @@ def from_bytes(data: bytes, *, name: str, max_tokens: int = DEFAULT_TOKENS) -> I
     found = _refuse_unsupported(data, name)
     from PIL import Image as pil
 
-    with warnings.catch_warnings():
-        # Pillow's remarks about odd metadata are no use to the user, and its size warning comes too late.
-        warnings.simplefilter("ignore")
-        try:
-            opened = _open(data, found)
-            _refuse_large(opened.size, name)
-            notices = _notices(opened, found, name)
-            picture = _prepare(opened, is_deep=found == "PNG" and data[24] == 16, max_tokens=max_tokens)
-        except errors.OpenjevError:
-            raise
-        except pil.DecompressionBombError as exc:
-            raise _too_large(name, "more than allowed") from exc
-        except Exception as exc:  # Pillow raises a dozen classes for broken files
-            raise _broken(name, found, exc) from exc
+    # Pillow's remarks about odd metadata are no use to the user. Not `catch_warnings`: threads would undo each
+    # other's filters.
+    warnings.filterwarnings("ignore", module=r"PIL\b")
+    try:
+        opened = _open(data, found)
+        _refuse_large(opened.size, name)
+        notices = _notices(opened, found, name)
+        picture = _prepare(opened, is_deep=found == "PNG" and data[24] == 16, max_tokens=max_tokens)
+    except errors.OpenjevError:
+        raise
+    except pil.DecompressionBombError as exc:
+        raise _too_large(name, "more than allowed") from exc
+    except Exception as exc:  # Pillow raises a dozen classes for broken files
+        raise _broken(name, found, exc) from exc
     header = b"P6\n%d %d\n255\n" % picture.size
     return Image(picture.width, picture.height, header + picture.tobytes(), notices)
 
