@@ -6,7 +6,6 @@ the prompt, has it read, and turns the readings into typed answers. It prints no
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,25 +26,31 @@ from openjev_cli.timing import Stages
 
 if TYPE_CHECKING:
     from openjev_cli.cache import AnswerCache
+    from openjev_cli.endpoint import Endpoint
     from openjev_cli.provenance import Provenance
 
 # Called with one line about a long step (a download, a model that loads).
 Report = Callable[[str], None]
 LOW_LABEL_MASS = 0.5
+# Requests that a Jev endpoint is asked at once: how many it takes is not known.
+_API_SLOTS = 8
 # In a stream every request teaches a little; the file about the server is written this often at most.
 _SAVE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A llama-server that can be asked. model: its name in answers. memory: where facts about it are kept, or
-    None. notices: lines for stderr. running: the managed server behind it, or None."""
+    """What can be asked. model: its name in answers. memory: where facts about it are kept, or None. notices:
+    lines for stderr. running: the managed server behind it, or None. endpoint: what `--connect` named, or
+    None; api: the path to ask it at, None for a llama-server."""
 
     connect: Connect
     model: str
     memory: Path | None
     notices: tuple[str, ...] = ()
     running: record.Running | None = None
+    endpoint: Endpoint | None = None
+    api: str | None = None
 
 
 class Cancel:
@@ -165,6 +170,11 @@ class Session:
         client = self._borrow(engine)
         cancel.attach(client)
         try:
+            if engine.api is not None:
+                decision = self._ask_api(engine, engine.api, client, request, stages)
+                cancel.attach(None)
+                self._give_back(engine, client)
+                return decision
             known = self._known(engine)
             _check_sight(engine, known, request)
             frame, state, facts, notices = self._frame(client, known, request.state)
@@ -182,6 +192,24 @@ class Session:
         cancel.attach(None)
         self._give_back(engine, client)
         return self._decision(engine, request, evaluation, stages, notices, reused)
+
+    def _ask_api(
+        self, engine: Engine, path: str, client: Client, request: Request, stages: Stages
+    ) -> answers.Decision:
+        """Have a Jev endpoint answer: the prompt is its own business."""
+        from openjev_cli.engine import systemone
+
+        began_at_s = time.perf_counter()
+        reply = systemone.ask(client, path, request)
+        round_trip_ms = (time.perf_counter() - began_at_s) * 1000.0
+        timing = stages.finish(
+            queue_ms=reply.queue_ms,
+            inference_ms=reply.inference_ms or max(0.0, round_trip_ms - reply.queue_ms),
+        )
+        with self._lock:
+            about_engine, self._notices = self._notices, ()
+        notices = (*about_engine, *request.state.notices)
+        return answers.Decision(reply.model, reply.typed, reply.usage, timing, notices=notices)
 
     def _evaluate(
         self, engine: Engine, client: Client, asked: prompt.Prompt, facts: Facts, progress: Progress | None
@@ -233,7 +261,7 @@ class Session:
 
     def _find_engine(self, stages: Stages | None) -> Engine:
         if self._config.connect is not None:
-            return connected(self._config.connect)
+            return self._connected(self._config.connect)
         stages = stages or Stages(time.perf_counter())
         stages.enter("start")
         running = self._running()
@@ -247,6 +275,19 @@ class Session:
             models.notice_shown(self._model)
             self._model = replace(self._model, notice=None)
         return Engine(running.connect, self._model.name, running.memory_path, notices, running)
+
+    def _connected(self, address: str) -> Engine:
+        from openjev_cli import endpoint
+
+        key = self._config.api_key
+        found = endpoint.parse(address, has_key=key is not None)
+        api = found.api_path(key)
+        return Engine(found.connect, address, None, found.notices, endpoint=found, api=api)
+
+    def _client(self, engine: Engine) -> Client:
+        if engine.endpoint is not None:
+            return engine.endpoint.client(self._config.api_key)
+        return Client(engine.connect)
 
     def _forget(self, engine: Engine | None) -> None:
         """Look for the engine anew at the next request, unless another thread has done so already."""
@@ -263,7 +304,7 @@ class Session:
         with self._lock:
             if engine is self._current and self._idle:
                 return self._idle.pop()
-        return Client(engine.connect)
+        return self._client(engine)
 
     def _give_back(self, engine: Engine, client: Client) -> None:
         with self._lock:
@@ -317,8 +358,11 @@ class Session:
                 kept = engine.memory is not None and self._config.cache
                 facts = facts_.load(engine.memory) if kept and engine.memory is not None else None
                 if facts is None:
-                    with Client(engine.connect) as client:
-                        facts = facts_.learn(client)
+                    if engine.api is not None:
+                        facts = facts_.nothing(n_slots=_API_SLOTS)
+                    else:
+                        with self._client(engine) as client:
+                            facts = facts_.learn(client)
                     self._is_saved = False
                 if engine is not self._current:
                     return facts
@@ -422,55 +466,4 @@ def _sees_nothing(model: str) -> errors.ModelError:
     return errors.ModelError(
         f"{model} does not see images: it has no projector",
         next_step=f"ask a profile that sees ({seeing}): -p NAME; or give the projector: --mmproj FILE",
-    )
-
-
-def connected(address: str) -> Engine:
-    """Return the engine at `address`: http://HOST:PORT, or the path of a Unix socket. Nothing is kept about
-    it, since nothing tells whether it is still the same server.
-
-    Raises InputError for anything else.
-    """
-    if address.startswith("http://"):
-        from urllib.parse import urlsplit
-
-        parts = urlsplit(address)
-        try:
-            port = parts.port or 80
-        except ValueError:
-            port = 0
-        if parts.hostname and port and parts.path in ("", "/") and not parts.query:
-            host = parts.hostname
-
-            def open_tcp() -> socket.socket:
-                try:
-                    return socket.create_connection((host, port), timeout=10.0)
-                except OSError as exc:
-                    raise _unreachable(address, exc) from exc
-
-            is_local = host in ("localhost", "::1") or host.startswith("127.")
-            notice = () if is_local else (f"the state and questions leave this machine for {host}",)
-            return Engine(open_tcp, address, None, notices=notice)
-    elif "://" not in address:
-
-        def open_unix() -> socket.socket:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.connect(address)
-            except OSError as exc:
-                connection.close()
-                raise _unreachable(address, exc) from exc
-            return connection
-
-        return Engine(open_unix, address, None)
-    raise errors.InputError(
-        f"--connect {address}: not an address of a llama-server",
-        next_step="write http://HOST:PORT, or the path of a Unix socket",
-    )
-
-
-def _unreachable(address: str, exc: OSError) -> errors.EngineError:
-    return errors.EngineError(
-        f"nothing answers at {address}: {exc.strerror or exc}",
-        next_step="start a llama-server there, or leave --connect out to use the managed one",
     )

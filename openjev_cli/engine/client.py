@@ -19,6 +19,8 @@ Connect = Callable[[], socket.socket]
 
 # A call fails when the engine makes no progress for this long (DESIGN: the CLI has no fixed deadline).
 STALL_S = 60.0
+# What helps when the managed server fails.
+LOGS = "look at its log: openjev server logs"
 # llama-server answers 503 while it loads a model, also after it slept.
 _LOADING_POLL_S = 0.1
 
@@ -33,13 +35,29 @@ class Cancelled(errors.EngineError):
 class Client:
     """Requests to one llama-server, one at a time, over one kept connection.
 
-    connect: opens a verified socket. stall_s: how long the engine may make no progress. Use as a context
-    manager, or call `close`: closing the connection also cancels what the engine still does for it.
+    connect: opens a verified socket. stall_s: how long the engine may make no progress. host, base: what
+    every request says, and the path before its own. name, advice: for errors. Use as a context manager, or
+    call `close`: closing the connection also cancels what the engine still does for it.
     """
 
-    def __init__(self, connect: Connect, *, stall_s: float = STALL_S, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        stall_s: float = STALL_S,
+        api_key: str | None = None,
+        host: str = "localhost",
+        base: str = "",
+        name: str = "llama-server",
+        advice: str = LOGS,
+    ) -> None:
         self._connect = connect
         self._stall_s = stall_s
+        self._host = host
+        self._base = base
+        self.name = name
+        self.advice = advice
+        self.has_key = bool(api_key)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -82,18 +100,21 @@ class Client:
         return self._call("POST", path, json.dumps(body, ensure_ascii=False).encode())
 
     def _call(self, method: str, path: str, body: bytes | None) -> Any:
+        return self._parse(*self.exchange(method, path, body), path)
+
+    def exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Return status and body of the reply, whatever they are. Raises as `post` for the transport."""
         while True:
-            status, raw = self._exchange(method, path, body)
-            if status == 503 and b"oading model" in raw:
-                time.sleep(_LOADING_POLL_S)
-                continue
-            return _parse(status, raw, path)
+            status, raw = self._exchange(method, self._base + path, body)
+            if status != 503 or b"oading model" not in raw:
+                return status, raw
+            time.sleep(_LOADING_POLL_S)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         if self.is_cancelled:
             raise Cancelled
         is_fresh = self._wire is None
-        wire = self._wire or Wire(self._connect())
+        wire = self._wire or Wire(self._connect(), host=self._host)
         self._wire = wire
         self.requests_sent += 1
         # Again, behind the assignment: a cancel that did not see this connection has set the flag before.
@@ -111,27 +132,36 @@ class Client:
                 raise Cancelled from exc
             if isinstance(exc, ClosedEarly) and exc.began:
                 raise errors.EngineError(
-                    f"llama-server stopped in the middle of its reply to {path}",
-                    next_step="look at its log: openjev server logs",
+                    f"{self.name} stopped in the middle of its reply to {path}",
+                    next_step=self.advice,
                 ) from exc
             if not is_fresh:
                 # A kept connection may have been closed between two requests; nothing was read of a reply.
                 return self._exchange(method, path, body)
             raise errors.ConnectionLost(
-                f"the connection to llama-server closed before a reply to {path}",
-                next_step="look at its log: openjev server logs",
+                f"the connection to {self.name} closed before a reply to {path}",
+                next_step=self.advice,
             ) from exc
         except TimeoutError as exc:
             self.close()
             raise errors.EngineError(
-                f"llama-server made no progress for {self._stall_s:.0f} s ({path})",
-                next_step="look at its log: openjev server logs; then: openjev server stop",
+                f"{self.name} made no progress for {self._stall_s:.0f} s ({path})",
+                next_step=f"{self.advice}; then: openjev server stop" if self.advice == LOGS else self.advice,
+            ) from exc
+        except OSError as exc:  # TLS, a route that is gone
+            self.close()
+            if self.is_cancelled:
+                raise Cancelled from exc
+            raise errors.EngineError(
+                f"the connection to {self.name} broke: {exc.strerror or exc}", next_step=self.advice
             ) from exc
         except NotHttp as exc:
             self.close()
             raise errors.EngineError(
                 f"what answers {path} does not speak HTTP",
-                next_step="check what listens there: openjev server status",
+                next_step="check what listens there: openjev server status"
+                if self.advice == LOGS
+                else self.advice,
             ) from exc
         except BaseException:
             # Ctrl-C above all: the engine stops working for a connection that is closed.
@@ -157,18 +187,37 @@ class Client:
     def _work_done(self) -> Any:
         """Return what tells one moment of the engine's work from another, or None if it does not say."""
         try:
-            wire = Wire(self._connect())
+            wire = Wire(self._connect(), host=self._host)
         except (OSError, errors.OpenjevError):
             return None
         try:
             wire.socket.settimeout(self._stall_s)
-            wire.send("GET", "/slots", None, self._headers)
+            wire.send("GET", f"{self._base}/slots", None, self._headers)
             status, raw = wire.receive()
         except (ClosedEarly, NotHttp, OSError):
             return None
         finally:
             wire.socket.close()
         return raw if status == 200 else None
+
+    def _parse(self, status: int, raw: bytes, path: str) -> Any:
+        try:
+            reply = json.loads(raw)
+        except ValueError as exc:
+            raise errors.EngineError(
+                f"{self.name} answered {path} with status {status} and something that is not JSON",
+                next_step=self.advice,
+            ) from exc
+        if status < 400:
+            return reply
+        error = reply.get("error") if isinstance(reply, dict) else None
+        detail = error if isinstance(error, dict) else {}
+        if detail.get("type") == "exceed_context_size_error":
+            raise does_not_fit(int(detail.get("n_prompt_tokens") or 0), int(detail.get("n_ctx") or 0))
+        raise errors.EngineError(
+            f"{self.name} refused {path} with status {status}: {_one_line(detail.get('message'))}",
+            next_step=self.advice,
+        )
 
 
 def _readable(sock: socket.socket, timeout_s: float) -> bool:
@@ -177,26 +226,6 @@ def _readable(sock: socket.socket, timeout_s: float) -> bool:
     poller = select.poll()
     poller.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
     return bool(poller.poll(timeout_s * 1000.0))
-
-
-def _parse(status: int, raw: bytes, path: str) -> Any:
-    try:
-        reply = json.loads(raw)
-    except ValueError as exc:
-        raise errors.EngineError(
-            f"llama-server answered {path} with status {status} and something that is not JSON",
-            next_step="look at its log: openjev server logs",
-        ) from exc
-    if status < 400:
-        return reply
-    error = reply.get("error") if isinstance(reply, dict) else None
-    detail = error if isinstance(error, dict) else {}
-    if detail.get("type") == "exceed_context_size_error":
-        raise does_not_fit(int(detail.get("n_prompt_tokens") or 0), int(detail.get("n_ctx") or 0))
-    raise errors.EngineError(
-        f"llama-server refused {path} with status {status}: {_one_line(detail.get('message'))}",
-        next_step="look at its log: openjev server logs",
-    )
 
 
 def does_not_fit(needed: int, available: int) -> errors.InputError:

@@ -141,6 +141,21 @@ def _today() -> str:
 # ------------------------------------------------------------------------------------------- learning them
 
 
+def nothing(*, n_slots: int) -> Facts:
+    """Return the facts about a server that makes its own prompts: how many requests to send it at once."""
+    return Facts(
+        n_ctx=0,
+        n_slots=n_slots,
+        build="unknown",
+        abilities={},
+        labels=(),
+        skeleton=None,
+        bos=(),
+        day=None,
+        hash_key="",
+    )
+
+
 def learn(client: Client) -> Facts:
     """Ask a server everything that is worth remembering. Raises EngineError if it cannot serve decisions."""
     props = client.get("/props")

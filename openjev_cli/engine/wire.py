@@ -27,14 +27,15 @@ class ClosedEarly(Exception):
 class Wire:
     """One connection: `send` a request, then `receive` its reply. Closing it is up to the owner."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, host: str = "localhost") -> None:
         self.socket = connection
+        self._host = host
         self.keeps_alive = True
         self._buffer = bytearray()
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
         """Send one request. Raises OSError."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if body is not None:
             lines.append(f"Content-Length: {len(body)}")

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("binary", "child"),
     ("record",),
     ("launch",),
-    ("server", "calibration", "cache", "provenance"),
+    ("server", "calibration", "cache", "provenance", "endpoint"),
     ("decide",),
     ("gates",),
     ("stream", "answersets", "doctor"),
@@ -42,7 +42,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 INSIDE = {
     "engine": {
         **{"__init__": 0, "wire": 0, "client": 1, "facts": 2, "protocol": 3},
-        **{"stock": 4, "patched": 4, "stock_images": 5},
+        **{"stock": 4, "patched": 4, "stock_images": 5, "systemone": 4},
     },
 }
 
