@@ -98,8 +98,9 @@ def _path(value: object, place: _Place) -> Path:
     if text == "~" or text.startswith("~/"):
         if place.home is None:
             raise ValueError(f"{_shown(value)} needs a home folder, and HOME is not set")
-        return place.home / text[2:]
-    path = place.base / text
+        path = place.home / text[2:]
+    else:
+        path = place.base / text
     if place.confine and not path.resolve().is_relative_to(place.base.resolve()):
         raise ValueError(f"{_shown(value)} lies outside the folder of the project file")
     return path

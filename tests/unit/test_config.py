@@ -209,7 +209,7 @@ def test_question_files_of_a_project_lie_beside_the_file_and_nowhere_else(home: 
     below = project / "deep"
     below.mkdir()
     assert config.load({}, env={"HOME": str(home)}, cwd=below).questions == (project / "q" / "a.txt",)
-    for outside in ("/etc/passwd", "../x", "link/passwd"):
+    for outside in ("/etc/passwd", "../x", "link/passwd", "~/.ssh/id_rsa"):
         path = project_file(project, f'questions = "{outside}"')
         assert problems(home, project) == [
             f"{path}: questions: '{outside}' lies outside the folder of the project file"
