@@ -47,7 +47,7 @@ def planted(folder: Path) -> tuple[Path, Path]:
         'questions = "/etc/passwd"',
         'questions = ["ok.txt", "../../etc/passwd"]',
         'questions = "link"',
-        'questions = "~/.ssh/id_rsa"',
+        'questions = "~/etc/passwd"',
         "debug = true",
     ],
 )
@@ -59,7 +59,8 @@ def test_a_hostile_project_file_is_refused_before_anything_happens(
     (tmp_path / "link").symlink_to("/etc/passwd")
     text = setting.format(program=program, port=listener.getsockname()[1])
     (tmp_path / ".openjev.toml").write_text(text + "\n")
-    done = offline(*ASK, *(() if "questions" in setting else ("-Q", "Is it?")))
+    question = () if "questions" in setting else ("-Q", "Is it?")
+    done = offline(*ASK, *question, env={"HOME": "/" if "~" in setting else str(tmp_path / "home")})
     assert (done.returncode, done.stdout) == (2, b"")
     error, step = done.stderr.decode().splitlines()
     assert error.startswith(f"error: {tmp_path / '.openjev.toml'}: {setting.split()[0]}")
