@@ -1,0 +1,191 @@
+"""Measurements of scripts/latency.py that are no lists of requests: a stream of states, preparing a picture,
+and where the time of a request goes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import generate_images
+import latency_numbers as numbers
+from latency_cases import Library
+from latency_endpoints import Openjev, Prompter, answered, decide_times
+
+from openjev_cli import images, reading, records, stream
+from openjev_cli.engine.client import Client
+from openjev_cli.request import Request
+
+JSON = dict[str, Any]
+Fresh = Callable[[], str]
+Answers = list[tuple[tuple[float, ...], ...]]
+# Prompt lengths at which llama-bench is asked for its rate: about a ticket, a policy, a page.
+BENCH_TOKENS = (256, 1280, 2560)
+MOST_OF_DECODING = 0.5
+
+
+# ------------------------------------------------------------------------------------------------- a stream
+
+
+def each(after: Openjev, library: Library, fresh: Fresh, *, trials: int) -> JSON:
+    """Measure 64 short states, one at a time and as `ask --each` asks them, and compare every answer with the
+    one of its state asked alone with nothing cached."""
+    plan = stream.Plan(library.questions("each"))
+    workers = after.session.slots()
+    walls: dict[int, list[float]] = {1: [], workers: []}
+    pairs = numbers.Pairs()
+    for trial in range(-1, trials):
+        for count in (1, workers) if trial % 2 else (workers, 1):
+            # Copied, so that no state of the run before is one of this one.
+            held = [{"request": fresh(), **record} for record in library.records()]
+            began_at_s = time.perf_counter()
+            found = _streamed(after, held, plan, count)
+            wall_ms = (time.perf_counter() - began_at_s) * 1000.0
+            if trial >= 0:
+                walls[count].append(wall_ms)
+            if trial == 0 and count == workers:
+                _compare_alone(after, held, plan, found, pairs)
+    alone_ms, together_ms = (statistics.median(walls[count]) for count in (1, workers))
+    row: JSON = {
+        "goal": "faster",
+        "median_ms": {"one at a time": alone_ms, "after": together_ms},
+        "states_a_second": {
+            "one at a time": len(library.records()) / alone_ms * 1000.0,
+            "after": len(library.records()) / together_ms * 1000.0,
+        },
+        "ratio": together_ms / alone_ms,
+        "ideal": None,
+        "limit": 1.0,
+        "is_met": together_ms < alone_ms and pairs.flipped == 0 and pairs.largest <= numbers.TOLERANCE,
+        "pairs": {"after": pairs.to_json()},
+    }
+    return {
+        "kind": "single",
+        "workers": workers,
+        "wall_ms": {str(n): ms for n, ms in walls.items()},
+        "row": row,
+    }
+
+
+def _streamed(
+    after: Openjev, held: Sequence[dict[str, reading.Value]], plan: stream.Plan, workers: int
+) -> Answers:
+    """Return the answers to all records, in order."""
+    data = "".join(reading.dumps(record, compact=True) + "\n" for record in held).encode()
+    chunks = iter([data])
+    source = records.stream_of("each.ndjson", lambda: next(chunks, b""))
+    found: Answers = []
+    for outcome in stream.Run(source, plan, after.session, workers=workers):
+        if outcome.decision is None:
+            raise SystemExit(f"each_64: line {outcome.record.line}: {outcome.error}")
+        found.append(answered(outcome.decision))
+    return found
+
+
+def _compare_alone(
+    after: Openjev,
+    held: Sequence[dict[str, reading.Value]],
+    plan: stream.Plan,
+    found: Answers,
+    pairs: numbers.Pairs,
+) -> None:
+    lone = Openjev("alone", after.server, caches=False)
+    try:
+        for one, other in zip(_streamed(lone, held, plan, 1), found, strict=True):
+            pairs.add({"tokens": None, "answers": one}, {"tokens": None, "answers": other})
+    finally:
+        lone.session.close()
+
+
+# ------------------------------------------------------------------------------------------------ a picture
+
+
+def prepare(width: int, height: int, trials: int) -> JSON:
+    """Measure what it takes to make a JPEG what the encoder sees, beside decoding it whole and resizing that."""
+    from PIL import Image
+
+    data = generate_images.photo(width, height)
+    size, _ = images.sent_size(width, height, images.DEFAULT_TOKENS)
+
+    def ours() -> None:
+        images.from_bytes(data, name="photo.jpg", max_tokens=images.DEFAULT_TOKENS)
+
+    def plainly() -> None:
+        with Image.open(io.BytesIO(data)) as opened:
+            opened.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+
+    walls: dict[str, list[float]] = {"after": [], "decode + full resize": []}
+    for trial in range(-1, trials):
+        for name, work in (("after", ours), ("decode + full resize", plainly)):
+            began_at_s = time.perf_counter()
+            work()
+            if trial >= 0:
+                walls[name].append((time.perf_counter() - began_at_s) * 1000.0)
+    medians = {name: statistics.median(ms) for name, ms in walls.items()}
+    ratio = medians["after"] / medians["decode + full resize"]
+    row: JSON = {
+        "goal": "prepare",
+        "median_ms": medians,
+        "ratio": ratio,
+        "ideal": None,
+        "limit": MOST_OF_DECODING,
+        "is_met": ratio <= MOST_OF_DECODING,
+    }
+    return {"kind": "single", "size_bytes": len(data), "wall_ms": walls, "row": row}
+
+
+# -------------------------------------------------------------------------------------- where the time goes
+
+
+def where(prompter: Prompter, after: Openjev, library: Library, fresh: Fresh, bench: Path | None) -> JSON:
+    """Return for a ticket, a policy and a page, each read cold and asked again, what every part of a request
+    took, in milliseconds; and the bare costs of a round trip and of llama-bench's reading."""
+    found: JSON = {}
+    for name, count in (("ticket", 4), ("policy", 4), ("page", 12)):
+        for kind in ("cold", "again"):
+            samples = []
+            for _ in range(5):
+                state = library.state(name, fresh())
+                request = Request(state, library.questions(name)[:count])
+                if kind == "again":
+                    decide_times(prompter, request)
+                samples.append(decide_times(prompter, request))
+            found[f"{name} {kind}"] = {
+                part: round(statistics.median(sample[part] for sample in samples), 3) for part in samples[0]
+            }
+    return {
+        "kind": "where",
+        "requests": found,
+        "round_trip_ms": _round_trip_ms(after),
+        "llama_bench": _rates(bench, after) if bench else [],
+    }
+
+
+def _round_trip_ms(after: Openjev) -> float:
+    """Return the median time of a request that does nothing."""
+    walls = []
+    with Client(after.server.connect) as client:
+        for _ in range(50):
+            began_at_s = time.perf_counter()
+            client.get("/health")
+            walls.append((time.perf_counter() - began_at_s) * 1000.0)
+    return statistics.median(walls)
+
+
+def _rates(bench: Path, after: Openjev) -> list[JSON]:
+    """Return llama-bench's reading rate at a few prompt lengths, with the server's threads and kernels."""
+    words = after.server.words
+    model, threads = (words[words.index(name) + 1] for name in ("--model", "--threads"))
+    lengths = ",".join(map(str, BENCH_TOKENS))
+    options = ["-p", lengths, "-n", "0", "-t", threads, "-fa", "0", "-r", "3", "-o", "json"]
+    done = subprocess.run([bench, "-m", model, *options], capture_output=True, check=True)
+    return [
+        {"tokens": int(run["n_prompt"]), "tokens_per_s": round(float(run["avg_ts"]), 1)}
+        for run in json.loads(done.stdout)
+    ]
