@@ -79,6 +79,15 @@ def flags(settings: Settings) -> tuple[Flag, ...]:
             Flag("--threads-batch", str(s.threads), "the same while prompts are read"),
             Flag("--fit", "off", "what was planned here is not changed behind our back", needed=False),
         ]
+    else:
+        # Not measured here: whether these kernels sum alike for every batch shape, as the CPU ones do without it.
+        table += [
+            Flag("--flash-attn", "auto", "on where the device has the kernel"),
+            Flag("--gpu-layers", "auto", "as many layers as the device's memory holds", needed=False),
+            Flag("--fit", "on", "counts that memory, which is not seen from here", needed=False),
+            Flag("--threads", str(s.threads), "the layers that stay on the CPU"),
+            Flag("--threads-batch", str(s.threads), "the same while prompts are read"),
+        ]
     if s.idle == "exit":
         table.append(Flag("--exit-idle-seconds", str(s.keep_alive_s), "gives the memory back"))
     elif s.idle == "sleep":

@@ -6,6 +6,7 @@ needs none of this.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -135,8 +136,7 @@ def _settle(spec: Spec, files: Files, report: Reporter) -> tuple[argv_table.Sett
         shape=shape,
         available_bytes=available_bytes,
     )
-    # Other backends hold the weights in memory of their own, which is not seen from here.
-    if spec.binary.backend == "cpu" and available_bytes is not None:
+    if available_bytes is not None and not _may_hold_weights_elsewhere(spec.binary):
         _require_memory(spec.model.name, plan, weights_bytes, available_bytes)
     settings = replace(
         spec.settings(),
@@ -148,6 +148,14 @@ def _settle(spec: Spec, files: Files, report: Reporter) -> tuple[argv_table.Sett
         cache_ram_mib=plan.cache_ram_mib,
     )
     return settings, plan
+
+
+def _may_hold_weights_elsewhere(program: binary.Binary) -> bool:
+    """Whether the weights may go into a device's own memory, which is not seen from here. A binary that does
+    not say what it was built for may use whatever device there is."""
+    if program.release or program.backend != "cpu":
+        return program.backend != "cpu"
+    return sys.platform == "darwin" or any(Path(each).exists() for each in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 def _require_memory(name: str, plan: capacity.Plan, weights_bytes: int, available_bytes: int) -> None:

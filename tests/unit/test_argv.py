@@ -26,6 +26,9 @@ BASE = (
     "--no-webui", "--offline", "--log-colors", "off",
 )  # fmt: skip
 CPU = ("--flash-attn", "off", "--threads", "2", "--threads-batch", "2", "--fit", "off")
+GPU = (
+    "--flash-attn", "auto", "--gpu-layers", "auto", "--fit", "on", "--threads", "2", "--threads-batch", "2",
+)  # fmt: skip
 NEEDED = frozenset(flag.name for flag in argv.flags(PLAIN) if flag.needed)
 
 
@@ -35,7 +38,7 @@ NEEDED = frozenset(flag.name for flag in argv.flags(PLAIN) if flag.needed)
         ({}, (*BASE, "--no-mmproj", *CPU)),
         ({"mmproj": Path("/m/p.gguf")}, (*BASE, "--mmproj", "/m/p.gguf", *CPU)),
         ({"adapter": Path("/m/l.gguf")}, (*BASE, "--no-mmproj", "--lora", "/m/l.gguf", *CPU)),
-        ({"backend": "cuda"}, (*BASE, "--no-mmproj")),
+        *(({"backend": name}, (*BASE, "--no-mmproj", *GPU)) for name in ("cuda", "metal", "vulkan")),
         (
             {"idle": "exit", "keep_alive_s": 600},
             (*BASE, "--no-mmproj", *CPU, "--exit-idle-seconds", "600"),
@@ -48,6 +51,10 @@ NEEDED = frozenset(flag.name for flag in argv.flags(PLAIN) if flag.needed)
 )
 def test_the_argv_of_each_kind_of_server(changes: dict[str, object], expected: tuple[str, ...]) -> None:
     assert argv.build_argv(replace(PLAIN, **changes)) == expected  # type: ignore[arg-type]
+
+
+def test_nothing_of_a_gpu_is_asked_for_on_a_cpu() -> None:
+    assert not {"--gpu-layers", "--device", "--split-mode"} & set(argv.build_argv(PLAIN))
 
 
 def test_every_flag_says_why_it_is_there() -> None:
