@@ -80,9 +80,10 @@ def load_config(**flags: Any) -> config.Config:
     """Return the settings of this call. flags: by field name; None and False switches mean not given."""
     from openjev_cli import config
 
-    if flags.pop("no_cache", False):
-        flags["cache"] = False
+    has_no_cache = flags.pop("no_cache", False)
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    if has_no_cache:
+        given["cache"] = False
     if flags.get("timing") is False:
         given["timing"] = False
     return config.load_from_process(given)
