@@ -7,8 +7,10 @@ or a kill leaves of it is gone on from. What the file is for, and who else fetch
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -153,13 +155,18 @@ def fetch(
     part = part_path(destination)
     patience = patience or Patience()
     for is_last in (False, True):
-        with part.open("a+b") as sink:
-            one = _Fetch(file, sink, report, _Meter(file, on_transfer), patience, may_resume=not is_last)
-            kept_bytes = one.read_what_is_kept()
-            require_space(part.parent, file.size_bytes - kept_bytes)
-            one.run()
-            sink.flush()
-            os.fsync(sink.fileno())  # or a power cut leaves a renamed file full of zeros
+        try:
+            with part.open("a+b") as sink:
+                one = _Fetch(file, sink, report, _Meter(file, on_transfer), patience, may_resume=not is_last)
+                kept_bytes = one.read_what_is_kept()
+                require_space(part.parent, file.size_bytes - kept_bytes)
+                one.run()
+                sink.flush()
+                os.fsync(sink.fileno())  # or a power cut leaves a renamed file full of zeros
+        finally:
+            with suppress(OSError):
+                if part.stat().st_size == 0:
+                    part.unlink()
         if one.seen.hexdigest() == file.sha256:
             part.replace(destination)
             _sync_folder(part.parent)
@@ -368,17 +375,11 @@ class _Fetch:
 
     # The errors, each with what helps.
 
-    def _kept(self) -> str:
-        return (
-            f"what was fetched ({self.done_bytes // MB} MB) is kept; repeat to go on"
-            if self.done_bytes
-            else "repeat"
-        )
-
     def _gave_up(self, trouble: _Trouble) -> errors.ModelError:
+        kept = f": what was fetched ({self.done_bytes // MB} MB) is kept" if self.done_bytes else ""
         return errors.ModelError(
             f"{self._file.name} could not be fetched: {trouble.reason}",
-            next_step=f"Check the network and proxy: {self._kept()}. Or {self._file.by_hand}.",
+            next_step=f"Check the network and proxy, and repeat{kept}. Or {self._file.by_hand}.",
         )
 
     def _refused(self, why: str) -> errors.ModelError:
@@ -424,7 +425,7 @@ def _client(patience: Patience, file: Wanted) -> httpx.Client:
 
 
 def _brief(exc: Exception) -> str:
-    text = " ".join(str(exc).split())
+    text = re.sub(r"^\[Errno -?\d+\] ", "", " ".join(str(exc).split()))
     return text if len(text) <= 120 else text[:117] + "..."
 
 

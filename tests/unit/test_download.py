@@ -155,7 +155,7 @@ def test_what_arrived_is_kept_when_the_hub_gives_up(hub: misbehaving_hub.Hub, tm
     told = failure(hub, tmp_path)
     assert kept(tmp_path) == 100_000
     assert told.next_step == (
-        "Check the network and proxy: what was fetched (0 MB) is kept; repeat to go on. Or put m.gguf"
+        "Check the network and proxy, and repeat: what was fetched (0 MB) is kept. Or put m.gguf"
         f" (300000 bytes) of the hub repository some/model @ 0123456789ab at {tmp_path}/m.gguf."
     )
     # A corrupt rest is not kept, and the hub is not asked for ever.
@@ -167,9 +167,10 @@ def test_what_arrived_is_kept_when_the_hub_gives_up(hub: misbehaving_hub.Hub, tm
 def test_offline_says_which_file_to_put_where(tmp_path: Path) -> None:
     # The discard port: nobody listens.
     told = failure(misbehaving_hub.Hub(b"", address="http://127.0.0.1:9"), tmp_path)
-    assert told.message.startswith("m.gguf could not be fetched: Hugging Face cannot be reached (")
+    assert told.message == "m.gguf could not be fetched: Hugging Face cannot be reached (Connection refused)"
+    assert kept(tmp_path) is None
     assert told.next_step == (
-        "Check the network and proxy: repeat. Or put m.gguf (300000 bytes) of the hub repository"
+        "Check the network and proxy, and repeat. Or put m.gguf (300000 bytes) of the hub repository"
         f" some/model @ 0123456789ab at {tmp_path}/m.gguf."
     )
 
