@@ -1,0 +1,205 @@
+"""Many clients of POST /decide at once: nobody gets another's answer, waits for ever, or is failed by another."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.decide_server import (
+    TOLERANCE,
+    Server,
+    UnixConnection,
+    difference,
+    request,
+    some_questions,
+    some_tokens,
+)
+
+SLOTS = 4
+CONTEXT = 2048
+
+
+@pytest.fixture(scope="module")
+def engine(llama_server: Path, tiny_hybrid: Path) -> Iterator[Server]:
+    with Server(llama_server, tiny_hybrid, slots=SLOTS, context=CONTEXT) as server:
+        yield server
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.node.nodeid)
+
+
+@contextmanager
+def competitors(count: int, work: Callable[[], object]) -> Iterator[list[float]]:
+    """Do the work again and again in `count` threads; gives the list of when each was done."""
+    done_s: list[float] = []
+    stopping = threading.Event()
+
+    def run() -> None:
+        while not stopping.is_set():
+            work()
+            done_s.append(time.monotonic())
+
+    with ThreadPoolExecutor(count) as pool:
+        running = [pool.submit(run) for _ in range(count)]
+        try:
+            yield done_s
+        finally:
+            stopping.set()
+            for one in running:
+                one.result()
+
+
+def test_mixed_requests_from_8_clients_get_their_own_answers(engine: Server, rng: random.Random) -> None:
+    frame = some_tokens(rng, 15)
+    states = [[*frame, *some_tokens(rng, n)] for n in (1, 40, 300, 600, 300, 520)]
+    questions = some_questions(rng, 10, most=20)
+    lone = [[engine.lone(state, question) for question in questions] for state in states]
+
+    def client(seed: int) -> float:
+        own = random.Random(seed)
+        largest = 0.0
+        for _ in range(12):
+            state = own.randrange(len(states))
+            chosen = [own.randrange(len(questions)) for _ in range(own.choice((1, 2, 4, 9)))]
+            reply = engine.decide(
+                states[state], [questions[i] for i in chosen], cache_prompt=own.random() < 0.8
+            )
+            largest = max(largest, difference([lone[state][i] for i in chosen], reply["results"]))
+        return largest
+
+    with ThreadPoolExecutor(8) as pool:
+        assert max(pool.map(client, range(8))) <= TOLERANCE
+
+
+def test_two_states_swapped_between_two_clients_200_times(engine: Server, rng: random.Random) -> None:
+    states = [some_tokens(rng, 60) for _ in range(2)]
+    question = some_questions(rng, 1, labels=5)[0]
+    lone = [engine.lone(state, question) for state in states]
+
+    def client(first: int) -> float:
+        return max(
+            difference([lone[i % 2]], engine.decide(states[i % 2], [question])["results"])
+            for i in range(first, first + 100)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        assert max(pool.map(client, range(2))) <= TOLERANCE
+
+
+def test_a_prefix_taken_between_two_waves_is_read_again(engine: Server, rng: random.Random) -> None:
+    """Other states go through all slots while 40 questions are answered in waves of 4."""
+    state, questions = some_tokens(rng, 200), some_questions(rng, 40, most=8)
+    lone = [engine.lone(state, question) for question in questions]
+    others = [(some_tokens(rng, 100), some_questions(rng, 4, most=4)) for _ in range(8)]
+    with competitors(2, lambda: engine.decide(*random.choice(others))):
+        reply = engine.decide(state, questions)
+    assert difference(lone, reply["results"]) <= TOLERANCE
+
+
+def test_decisions_and_completions_share_the_server(engine: Server, rng: random.Random) -> None:
+    prompt = {"prompt": some_tokens(rng, 30), "n_predict": 20, "temperature": 0, "ignore_eos": True}
+    prompt |= {"cache_prompt": False, "return_tokens": True}
+    alone = engine.call("POST", "/completion", prompt)[1]["tokens"]
+    state, questions = some_tokens(rng, 100), some_questions(rng, 4)
+    lone = [engine.lone(state, question) for question in questions]
+    written: list[Any] = []
+    with competitors(2, lambda: written.append(engine.call("POST", "/completion", prompt)[1]["tokens"])):
+        for _ in range(5):
+            reply = engine.decide(state, questions)
+            assert difference(lone, reply["results"]) <= TOLERANCE
+    assert written == [alone] * len(written)
+
+
+def test_a_group_is_not_overtaken_by_single_questions(engine: Server, rng: random.Random) -> None:
+    """It needs all slots at once, while six clients take single ones whenever one is free."""
+    singles = [(some_tokens(rng, 200), some_questions(rng, 1)) for _ in range(12)]
+    state, group = some_tokens(rng, 30), some_questions(rng, SLOTS, most=5)
+    with competitors(6, lambda: engine.decide(*random.choice(singles))) as done_s:
+        while len(done_s) < 12:
+            time.sleep(0.01)
+        for _ in range(5):
+            asked_s = time.monotonic()
+            engine.decide(state, group)
+            answered_s = time.monotonic()
+            overtook = sum(asked_s < at_s < answered_s for at_s in done_s)
+            assert overtook <= 12  # six were there before; their clients may come back once while it is read
+
+
+def test_a_request_that_is_too_long_fails_alone(engine: Server, rng: random.Random) -> None:
+    state, questions = some_tokens(rng, 100), some_questions(rng, 3)
+    lone = [engine.lone(state, question) for question in questions]
+    too_long = request(some_tokens(rng, 3 * CONTEXT), questions)
+
+    def refused() -> None:
+        status, reply = engine.call("POST", "/decide", too_long)
+        assert (status, reply["error"]["type"]) == (400, "exceed_context_size_error")
+
+    with competitors(2, refused):
+        for _ in range(10):
+            reply = engine.decide(state, questions)
+            assert difference(lone, reply["results"]) <= TOLERANCE
+
+
+def send_and_leave(server: Server, body: dict[str, Any]) -> UnixConnection:
+    connection = UnixConnection(server.path, 60)
+    connection.request("POST", "/decide", json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+def test_a_closed_connection_frees_its_slots_on_a_busy_server(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random
+) -> None:
+    """Within 2 s, while results of others come in all the time: 1 s of polling and the turn that is under way."""
+    small = (some_tokens(rng, 5), some_questions(rng, 1, most=3))
+    long_questions = [(some_tokens(rng, 1500), [30, 40]) for _ in range(SLOTS - 1)]
+    with Server(llama_server, tiny_hybrid, "-b", "512", slots=SLOTS, context=2048) as server:
+
+        def long_ones() -> int:
+            _, slots = server.call("GET", "/slots")
+            return sum(slot["is_processing"] and slot.get("n_prompt_tokens", 0) > 10 for slot in slots)
+
+        with competitors(1, lambda: server.decide(*small)):
+            for _ in range(3):
+                connection = send_and_leave(server, request(some_tokens(rng, 500), long_questions * 6))
+                deadline_s = time.monotonic() + 30
+                while long_ones() == 0:
+                    assert time.monotonic() < deadline_s
+                connection.close()
+                closed_s = time.monotonic()
+                while long_ones() > 0:
+                    assert time.monotonic() < closed_s + 2.0
+
+
+@pytest.mark.parametrize("cut", ["connected", "headers", "half a body", "whole body", "reading", "replied"])
+def test_a_connection_cut_in_any_phase_harms_nobody(engine: Server, rng: random.Random, cut: str) -> None:
+    state, questions = some_tokens(rng, 700), some_questions(rng, 9)
+    lone = [engine.lone(state, question) for question in questions]
+    body = json.dumps(request(state, questions)).encode()
+    head = f"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    sent = {"connected": b"", "headers": head, "half a body": head + body[: len(body) // 2]}
+    for i in range(4):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(str(engine.path))
+            client.sendall(sent.get(cut, head + body))
+            if cut == "reading":  # somewhere in the prefix or in a wave
+                deadline_s = time.monotonic() + 0.05 * (i + 1)
+                while engine.processing() > 0 and time.monotonic() < deadline_s:
+                    pass
+            if cut == "replied":
+                client.recv(100)
+        reply = engine.decide(state, questions)
+        assert difference(lone, reply["results"]) <= TOLERANCE
+    assert engine.is_alive()
