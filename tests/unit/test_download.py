@@ -85,6 +85,8 @@ def test_a_file_is_fetched_from_its_pinned_revision(hub: misbehaving_hub.Hub, tm
         (["drop:1000", "wrong-range", "good"], [None, "bytes=1000-", None]),
         # The lie shows in the digest alone: everything is fetched again, in one piece.
         (["drop:1000", "lying-range", "good"], [None, "bytes=1000-", None]),
+        # And from then on nothing is gone on from.
+        (["drop:1000", "lying-range", "drop:1000", "good"], [None, "bytes=1000-", None, None]),
     ],
 )
 def test_a_hub_that_misbehaves_for_a_while_gives_the_whole_file(
