@@ -113,6 +113,20 @@ def read_shape(model: Path) -> Shape | None:
         return None
 
 
+def decision_type(model: Path) -> str | None:
+    """Return what kind of native decision model a GGUF file says it is (`<arch>.decision.type`, common/common.h
+    of llama.cpp b11434), or None: it is none, or cannot be read."""
+    try:
+        with model.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                return None
+            header = _header(file)
+    except (OSError, struct.error, ValueError, KeyError):
+        return None
+    found = header.get(f"{header.get('general.architecture')}.decision.type")
+    return found if isinstance(found, str) and found else None
+
+
 def _header(file: IO[bytes]) -> dict[str, Any]:
     """Read the key-values of a GGUF file up to the tokenizer (a vocabulary of 248,320 strings takes longer to
     skip than the server takes to start). Format: ggml/include/gguf.h of llama.cpp."""

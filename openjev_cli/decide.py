@@ -42,7 +42,8 @@ _SAVE_EVERY_S = 1.0
 class Engine:
     """What can be asked. model: its name in answers. memory: where facts about it are kept, or None. notices:
     lines for stderr. running: the managed server behind it, or None. endpoint: what `--connect` named, or
-    None; api: the path to ask it at, None for a llama-server."""
+    None. api: the path at which it makes its own prompts (a Jev endpoint, a native decision model), or None.
+    native: which kind of native decision model it is, None for none or when that is not known."""
 
     connect: Connect
     model: str
@@ -51,6 +52,7 @@ class Engine:
     running: record.Running | None = None
     endpoint: Endpoint | None = None
     api: str | None = None
+    native: str | None = None
 
 
 class Cancel:
@@ -196,11 +198,13 @@ class Session:
     def _ask_api(
         self, engine: Engine, path: str, client: Client, request: Request, stages: Stages
     ) -> answers.Decision:
-        """Have a Jev endpoint answer: the prompt is its own business."""
+        """Have a Jev endpoint or a native decision model answer: the prompt is its own business."""
         from openjev_cli.engine import systemone
 
+        if engine.native is not None:
+            systemone.check_native(client, request, engine.native)
         began_at_s = time.perf_counter()
-        reply = systemone.ask(client, path, request)
+        reply = systemone.ask(client, path, request, takes_pixmaps=engine.native is not None)
         round_trip_ms = (time.perf_counter() - began_at_s) * 1000.0
         timing = stages.finish(
             queue_ms=reply.queue_ms,
@@ -209,7 +213,8 @@ class Session:
         with self._lock:
             about_engine, self._notices = self._notices, ()
         notices = (*about_engine, *request.state.notices)
-        return answers.Decision(reply.model, reply.typed, reply.usage, timing, notices=notices)
+        model = engine.model if engine.running is not None else reply.model
+        return answers.Decision(model, reply.typed, reply.usage, timing, notices=notices)
 
     def _evaluate(
         self, engine: Engine, client: Client, asked: prompt.Prompt, facts: Facts, progress: Progress | None
@@ -274,15 +279,20 @@ class Session:
             notices += (self._model.notice,)
             models.notice_shown(self._model)
             self._model = replace(self._model, notice=None)
-        return Engine(running.connect, self._model.name, running.memory_path, notices, running)
+        engine = Engine(running.connect, self._model.name, running.memory_path, notices, running)
+        if native := running.facts.get("decision_type"):
+            engine = replace(engine, api="/v1/systemone", native=str(native))
+        return engine
 
     def _connected(self, address: str) -> Engine:
         from openjev_cli import endpoint
 
         key = self._config.api_key
         found = endpoint.parse(address, has_key=key is not None)
-        api = found.api_path(key)
-        return Engine(found.connect, address, None, found.notices, endpoint=found, api=api)
+        api, is_native = found.api_path(key)
+        # Of which kind it is nobody says.
+        native = "unknown" if is_native else None
+        return Engine(found.connect, address, None, found.notices, endpoint=found, api=api, native=native)
 
     def _client(self, engine: Engine) -> Client:
         if engine.endpoint is not None:
@@ -359,7 +369,8 @@ class Session:
                 facts = facts_.load(engine.memory) if kept and engine.memory is not None else None
                 if facts is None:
                     if engine.api is not None:
-                        facts = facts_.nothing(n_slots=_API_SLOTS)
+                        slots = engine.running.slots if engine.running is not None else _API_SLOTS
+                        facts = facts_.nothing(n_slots=slots)
                     else:
                         with self._client(engine) as client:
                             facts = facts_.learn(client)

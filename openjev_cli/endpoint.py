@@ -43,15 +43,18 @@ class Endpoint:
             advice=f"look at the log of {self.address}, or leave --connect out to use the managed server",
         )
 
-    def api_path(self, api_key: str | None) -> str | None:
-        """Return the path to ask a Jev endpoint at, or None: it is a llama-server. Raises EngineError."""
+    def api_path(self, api_key: str | None) -> tuple[str | None, bool]:
+        """Return the path to ask a Jev endpoint or a native decision model at, None for any other model of a
+        llama-server; and whether it is such a native model. Raises EngineError."""
         from openjev_cli.engine import systemone
 
-        if not self.is_api:
-            with self.client(api_key) as client:
-                if systemone.is_llama_server(client):
-                    return None
-        return systemone.PATH
+        if self.is_api:
+            return systemone.PATH, False
+        with self.client(api_key) as client:
+            if not systemone.is_llama_server(client):
+                return systemone.PATH, False
+            is_native = systemone.is_native(client)
+        return (systemone.PATH if is_native else None), is_native
 
 
 def parse(address: str, *, has_key: bool = False) -> Endpoint:

@@ -98,6 +98,7 @@ def start(
         "model": str(settings.model),
         "mmproj": str(settings.mmproj) if settings.mmproj else None,
         "adapter": str(settings.adapter) if settings.adapter else None,
+        "decision_type": capacity.decision_type(settings.model),
         "argv": words,
         "n_ctx": plan.n_ctx,
         "slots": plan.slots,

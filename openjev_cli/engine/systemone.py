@@ -1,24 +1,31 @@
-"""Asking a Jev-compatible endpoint: its own `POST /v1/systemone` with the state and the questions as they are.
+"""Asking `POST /v1/systemone` of a Jev-compatible endpoint, or of llama-server with a native decision model.
 
-Such an endpoint makes its own prompt and reads its own labels; what comes back are probabilities, and nothing of
-it is trusted to be complete: an answer that lacks an option is an error, never a zero.
+Both make their own prompt and read their own labels; the state and the questions go there as they are. What comes
+back are probabilities, and nothing of it is trusted to be complete: an answer that lacks an option is an error,
+never a zero.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from openjev_cli import answers, errors, questions
 from openjev_cli import state as states
+from openjev_cli.engine import facts as facts_
 from openjev_cli.engine.client import Client, does_not_fit
 from openjev_cli.request import Request
 
 PATH = "/v1/systemone"
 # Every such endpoint knows this name; which model it stands for is in the reply.
 MODEL = "jev-latest"
+# What llama-server b11434 takes (tools/server/server-decision.cpp): one letter an option for type openjev.
+NATIVE_OPTIONS = {"openjev": 52}
+MOST_OPTIONS = 255
+NATIVE_LEVELS = 10
 # Probabilities may be rounded on their way.
 _SUM_TOLERANCE = 0.02
 
@@ -48,9 +55,60 @@ def is_llama_server(client: Client) -> bool:
     return status == 200 and isinstance(props, dict) and "default_generation_settings" in props
 
 
-def ask(client: Client, path: str, request: Request) -> Reply:
-    """Return the endpoint's answers. Raises InputError (it refuses the request), EngineError, ReadoutError."""
-    status, raw = client.exchange("POST", path, body(request))
+def is_native(client: Client) -> bool:
+    """Ask whether a llama-server has a native decision model: any other kind refuses /v1/systemone as such,
+    and older servers do not know it. Nothing of the user's is sent."""
+    status, raw = client.exchange("POST", PATH, b"{}")
+    return status == 400 and b"state" in raw
+
+
+def check_native(client: Client, request: Request, kind: str) -> None:
+    """Raise InputError, with every problem, for what a native decision model could not answer: too many options
+    or levels, or texts that its server, which parses whole prompts, would read as special tokens."""
+    most = NATIVE_OPTIONS.get(kind, MOST_OPTIONS)
+    problems = []
+    for one in request.questions:
+        if isinstance(one, questions.Choice) and len(one.options) > most:
+            problems.append(
+                f"{one.id}: {len(one.options)} options; this native decision model takes up to {most}"
+            )
+        if isinstance(one, questions.Score) and len(one.levels) > NATIVE_LEVELS:
+            problems.append(
+                f"{one.id}: {len(one.levels)} levels; a native decision model takes up to {NATIVE_LEVELS}"
+            )
+    if problems:
+        raise errors.collect(
+            problems, next_step="shorten the lists, or ask a model that is no decision model"
+        )
+    texts = list(dict.fromkeys(_texts(request)))
+    if facts_.tokenize(client, texts, special=False) != facts_.tokenize(client, texts, special=True):
+        raise errors.InputError(
+            "a native decision model would read a part of the state or the questions as special tokens",
+            next_step="take them out (such as <|im_end|>), or ask a model that is no decision model",
+        )
+
+
+def _texts(request: Request) -> Iterator[str]:
+    """Every text of the user as the server puts it into its prompt."""
+    if request.state.text:
+        yield request.state.text
+    for one in request.questions:
+        yield one.text
+        if isinstance(one, questions.Noul):
+            yield from (text for text in (one.yes, one.no) if text)
+        elif isinstance(one, questions.Choice):
+            for option in one.options:
+                yield from (text for text in (option.name, option.description) if text)
+        else:
+            yield from (level.text for level in one.levels)
+
+
+def ask(client: Client, path: str, request: Request, *, takes_pixmaps: bool = False) -> Reply:
+    """Return the endpoint's answers. takes_pixmaps: images may be sent as our engine gets them.
+
+    Raises InputError (it refuses the request), EngineError, ReadoutError.
+    """
+    status, raw = client.exchange("POST", path, body(request, takes_pixmaps=takes_pixmaps))
     try:
         reply = json.loads(raw)
     except ValueError as exc:
@@ -68,15 +126,23 @@ def ask(client: Client, path: str, request: Request) -> Reply:
         ) from exc
 
 
-def body(request: Request) -> bytes:
-    """Return the wire body. The numbers of a JSON state stay as they were written."""
+def body(request: Request, *, takes_pixmaps: bool = False) -> bytes:
+    """Return the wire body. The numbers of a JSON state stay as they were written. Raises InputError for images
+    that cannot be sent."""
     state = request.state
-    if state.all_images:
+    if state.all_images and not takes_pixmaps:
         raise errors.InputError(
             "images are not sent to a Jev endpoint",
             next_step="connect to a llama-server, or leave --connect out to use the managed one",
         )
+    if len(state.all_images) > len(state.images):
+        raise errors.InputError(
+            "images inside a chat are not sent to a native decision model",
+            next_step="give them with -i, or ask a model that is no decision model",
+        )
+    images = [f"data:image/x-portable-pixmap;base64,{image.base64}" for image in state.images]
     rest = {
+        **({"images": images} if images else {}),
         "questions": {one.id: questions.to_wire(one) for one in request.questions},
         "model": request.model or MODEL,
     }
