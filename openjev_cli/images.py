@@ -1,7 +1,7 @@
 """Pictures: opened, checked, turned upright, put on white, and brought to the encoder's grid in one step.
 
 What comes out is what the engine's vision encoder sees: RGB pixels whose sides are multiples of `CELL_PX`, so
-that llama.cpp copies them and resizes nothing. They travel as binary PPM, which its decoder (stb_image) reads
+that llama.cpp copies them and resizes nothing. They travel as BMP, which its decoder (stb_image) reads
 losslessly and which costs nothing to write; equal pixels are equal bytes: a picture is known by its pixels.
 
 It takes bytes: files, stdin and requests are read elsewhere. Pillow is imported inside functions.
@@ -76,8 +76,8 @@ _ORIENTATION_TAG = 0x0112
 
 @dataclass(frozen=True)
 class Image:
-    """A picture as the engine gets it. width, height: pixels, multiples of `CELL_PX`. data: a binary PPM
-    file. notices: lines for stderr."""
+    """A picture as the engine gets it. width, height: pixels, multiples of `CELL_PX`. data: a BMP file.
+    notices: lines for stderr."""
 
     width: int
     height: int
@@ -216,8 +216,7 @@ def from_bytes(data: bytes, *, name: str, max_tokens: int = DEFAULT_TOKENS) -> I
         raise _too_large(name, "more than allowed") from exc
     except Exception as exc:  # Pillow raises a dozen classes for broken files
         raise _broken(name, found, exc) from exc
-    header = b"P6\n%d %d\n255\n" % picture.size
-    return Image(picture.width, picture.height, header + picture.tobytes(), notices)
+    return Image(picture.width, picture.height, _bmp(picture), notices)
 
 
 def from_data_url(url: str, *, name: str, max_tokens: int = DEFAULT_TOKENS) -> Image:
@@ -455,6 +454,15 @@ def _to_srgb(picture: pil.Image, profile: object) -> pil.Image:
         except Exception:  # a broken profile, or one of another colour space: viewers ignore those too
             pass
     return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def _bmp(picture: pil.Image) -> bytes:
+    """Return RGB pixels as an uncompressed BMP: a header, then rows of BGR from the last to the first. Rows need
+    no padding, as their width is a multiple of 4."""
+    width, height = picture.size
+    pixels = picture.tobytes("raw", "BGR", 0, -1)
+    head = struct.pack("<2sIHHI", b"BM", 54 + len(pixels), 0, 0, 54)
+    return head + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(pixels), 0, 0, 0, 0) + pixels
 
 
 def _fill_up(picture: pil.Image, size: tuple[int, int]) -> pil.Image:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -170,8 +171,8 @@ def test_usage_counts_the_images_tokens(session: decide.Session) -> None:
     with_image, cached = usage(states.with_images(text, [image]))
     # An image has a token at each end. A stock engine's text is one piece, so that a token less may come out.
     assert 0 <= len(ASKED) * (image.n_tokens + 2) - (with_image - without) <= 2 * len(ASKED)
-    # The picture is read once for the request, not once for each question.
-    assert cached >= len(ASKED) * image.n_tokens
+    # The picture is read once for the request, not once for each question; the first may pay for it.
+    assert cached >= (len(ASKED) - 1) * image.n_tokens
 
 
 def test_a_new_question_about_a_picture_seen_before_reads_the_question_only(session: decide.Session) -> None:
@@ -202,6 +203,11 @@ def seeing(openjev: Command, tmp_path: Path, tiny_projector: Path) -> Command:
     return openjev
 
 
+def notices(run: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """Return the notices of a call, without that a random model would rather say something else."""
+    return [line for line in run.stderr.decode().splitlines() if "answer label" not in line]
+
+
 def test_an_image_by_path_stdin_and_option_gets_the_same_answer(seeing: Command, tmp_path: Path) -> None:
     data = (tmp_path / "C05_plain.png").read_bytes()
     runs = [
@@ -213,7 +219,7 @@ def test_an_image_by_path_stdin_and_option_gets_the_same_answer(seeing: Command,
     ]
     answers = [json.loads(run.stdout)["answers"]["q1"]["noul"] for run in runs]
     assert answers == pytest.approx([answers[0]] * 5, abs=SAME)
-    assert [run.stderr for run in runs] == [b""] * 5
+    assert [notices(run) for run in runs] == [[]] * 5
 
 
 def test_is_and_pick_see_too(seeing: Command) -> None:
@@ -226,9 +232,7 @@ def test_is_and_pick_see_too(seeing: Command) -> None:
 def test_an_animation_is_answered_with_a_notice(seeing: Command) -> None:
     run = seeing("ask", "C05_moving.webp", "-Q", "a?")
     assert run.returncode == 0
-    assert run.stderr.decode().splitlines() == [
-        "note: C05_moving.webp: an animation of 2 frames; the first one is used"
-    ]
+    assert notices(run) == ["note: C05_moving.webp: an animation of 2 frames; the first one is used"]
 
 
 def test_the_budget_changes_what_is_sent(seeing: Command) -> None:

@@ -84,6 +84,16 @@ def flat_png(width: int, height: int) -> bytes:
     return out.getvalue()
 
 
+def gradient_png(width: int, height: int) -> bytes:
+    out = io.BytesIO()
+    rows, columns = (
+        pil.linear_gradient("L").resize((width, height)),
+        pil.radial_gradient("L").resize((width, height)),
+    )
+    pil.merge("RGB", (rows, columns, rows.rotate(180))).save(out, "PNG")
+    return out.getvalue()
+
+
 def random_sizes(count: int) -> list[tuple[int, int]]:
     """Sizes of all shapes, from icons to photos."""
     source = random.Random(11)
@@ -97,7 +107,7 @@ def test_the_engine_resizes_nothing_and_counts_the_tokens_we_count(engine: Engin
     frame: set[int] = set()
     for width, height in random_sizes(200):
         image = images.from_bytes(flat_png(width, height), name="x")
-        tokens, grid = engine.tokens("image/x-portable-pixmap", image.base64)
+        tokens, grid = engine.tokens("image/bmp", image.base64)
         # Its grid times 32 px is the size it brings a picture to; where that is the size it got, it copies.
         assert grid == (image.width // 32, image.height // 32), (width, height)
         frame.add(tokens - image.n_tokens)
@@ -109,3 +119,21 @@ def test_encoder_size_is_what_the_engine_chooses(engine: Engine) -> None:
         _, grid = engine.tokens("image/png", base64.b64encode(flat_png(width, height)).decode())
         chosen = images.encoder_size(width, height, 512)
         assert (grid[0] * 32, grid[1] * 32) == chosen, (width, height)
+
+
+def test_what_is_sent_has_the_pixels_of_the_file(engine: Engine) -> None:
+    """The engine reads the same numbers from a screenshot and from what openjev makes of it."""
+    marker = engine.client.get("/props")["media_marker"]
+    screenshot = gradient_png(448, 672)
+
+    def read(data: str) -> list[tuple[int, float]]:
+        body = {
+            "prompt": {"prompt_string": f"<|im_start|>user\n{marker}What is it?", "multimodal_data": [data]},
+            **{"n_predict": 1, "n_probs": 20, "samplers": [], "cache_prompt": False},
+        }
+        (first,) = engine.client.post("/completion", body)["completion_probabilities"]
+        return [(top["id"], top["logprob"]) for top in first["top_logprobs"]]
+
+    sent = read(images.from_bytes(screenshot, name="x").base64)
+    assert sent == read(base64.b64encode(screenshot).decode())
+    assert sent != read(base64.b64encode(flat_png(448, 672)).decode())

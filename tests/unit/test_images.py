@@ -53,9 +53,9 @@ def png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: t
 
 
 def pixels(image: images.Image) -> pil.Image:
-    """Decode what is sent, as any PPM reader does."""
+    """Decode what is sent, as any BMP reader does."""
     picture = pil.open(io.BytesIO(image.data))
-    assert (picture.format, picture.mode) == ("PPM", "RGB")
+    assert (picture.format, picture.mode) == ("BMP", "RGB")
     assert picture.size == (image.width, image.height)
     return picture
 
@@ -645,10 +645,10 @@ def test_a_data_url_that_holds_no_picture_is_refused(url: str, message: str) -> 
     assert caught.value.message == message
 
 
-def test_the_base64_is_the_ppm_file() -> None:
+def test_the_base64_is_the_bmp_file() -> None:
     image = load(saved(photo(256, 160), "PNG"))
     assert base64.b64decode(image.base64) == image.data
-    assert image.data.startswith(b"P6\n256 160\n255\n")
+    assert (image.data[:2], len(image.data)) == (b"BM", 54 + 3 * 256 * 160)
 
 
 def test_importing_images_does_not_load_pillow() -> None:
