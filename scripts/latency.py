@@ -39,7 +39,7 @@ from latency_cases import AA_CASES, CASES, PICTURES, Case, Library, chosen
 from latency_endpoints import Asked, Endpoint, Openjev, Prompter
 from latency_servers import Servers, stop_on_signals
 
-from openjev_cli import config
+from openjev_cli import config, errors
 from openjev_cli.request import Request
 
 JSON = dict[str, Any]
@@ -47,6 +47,7 @@ OWN_ENDPOINTS = ("before", "primed-stock", "after", "native")
 SPECIAL = ("each_64", "prepare_2048x1536", "prepare_4032x3024", "where")
 VERSION = 1
 MOST_RETAKES = 5
+FULL_TRIALS = 7
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,12 @@ class Trials:
 
     def of(self, case: Case) -> tuple[int, int]:
         """Return (warm-ups, trials)."""
+        if case.is_counted:
+            return 0, 1
         if case.is_heavy:
-            return 1, 3 if self.wanted >= 7 else 1
-        return (2 if self.wanted >= 7 else 1), self.wanted
+            # In a short run the cases before have warmed everything up.
+            return (1, 3) if self.wanted >= FULL_TRIALS else (0, 1)
+        return (2 if self.wanted >= FULL_TRIALS else 1), self.wanted
 
 
 @dataclass
@@ -228,15 +232,18 @@ class Bench:
         return record
 
     def _counts(self, case: Case, prepared: list[Asked]) -> JSON:
-        """Return by label: prefix tokens, question tokens, requests, and the fewest tokens that can be read."""
+        """Return by label: tokens of the (first) prefix and of each question, requests, tokens when every
+        question is read whole, and the fewest that can be read."""
         counts: JSON = {}
         earlier: list[Asked] = []
         for step, asked in zip(case.steps, prepared, strict=True):
             row = counts.setdefault(
-                step.label, {"prefix": asked.prefix, "suffixes": [], "requests": 0, "least_read": 0}
+                step.label,
+                {"prefix": asked.prefix, "suffixes": [], "requests": 0, "full": 0, "least_read": 0},
             )
             row["suffixes"] += asked.suffixes
             row["requests"] += 1
+            row["full"] += sum(asked.prefix + suffix for suffix in asked.suffixes)
             common = 0
             if asked.ids is not None:
                 ids = asked.ids.prefix
@@ -411,6 +418,8 @@ def make_endpoints(options: argparse.Namespace, servers: Servers, counter: Promp
             made[name] = endpoints_.native(servers.get(name))
         else:
             made[name] = Openjev(name, servers.get(name))
+            if name == "after" and not Prompter(servers.get(name)).facts.abilities.get("decide"):
+                raise SystemExit(f"{servers.patched} offers no /decide; run: scripts/build-llama.sh")
     for name, url in options.others.items():
         made[name] = endpoints_.remote(name, url)
     return made
@@ -462,11 +471,23 @@ def measure(bench: Bench, receipt: JSON, options: argparse.Namespace) -> None:
             after = bench.endpoints["after"]
             assert isinstance(after, Openjev)
             if name == "each_64":
-                keep(name, extras.each(after, bench.library, fresh, trials=min(3, options.trials)))
+                keep(
+                    name,
+                    extras.each(
+                        after, bench.library, fresh, trials=2 if options.trials >= FULL_TRIALS else 1
+                    ),
+                )
             else:
                 keep(
                     name,
-                    extras.where(bench.patched_prompter(), after, bench.library, fresh, options.llama_bench),
+                    extras.where(
+                        bench.patched_prompter(),
+                        after,
+                        bench.library,
+                        fresh,
+                        min(3, options.trials),
+                        options.llama_bench,
+                    ),
                 )
 
 
@@ -480,10 +501,12 @@ def planned_ms(bench: Bench, case: Case, token_ms: float) -> float:
             continue
         rounds = 1 if name in case.once else warmups + trials
         for row in counts.values():
-            prefixes = len(row["suffixes"]) if name == "before" else row["requests"]
-            read = row["least_read"] if name in ("after", "primed-stock") else None
-            tokens = row["prefix"] * prefixes + sum(row["suffixes"])
-            total += rounds * (tokens if read is None else read) * token_ms
+            once = (
+                row["least_read"]
+                if name != "native"
+                else row["prefix"] * row["requests"] + sum(row["suffixes"])
+            )
+            total += rounds * (row["full"] if name == "before" else once) * token_ms
     return total
 
 
@@ -553,5 +576,18 @@ def main() -> int:
     return 1 if options.strict and numbers.failures(receipt["rows"]) else 0
 
 
+def guarded() -> int:
+    """Return main's exit code; what a user can put right is a line or two instead of a traceback."""
+    try:
+        return main()
+    except SystemExit as exc:
+        if not isinstance(exc.code, str):
+            raise
+        note(exc.code)
+    except errors.OpenjevError as exc:
+        note(f"error: {exc.message}\nnext: {exc.next_step}")
+    return 2
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded())

@@ -42,8 +42,9 @@ def each(after: Openjev, library: Library, fresh: Fresh, *, trials: int) -> JSON
     pairs = numbers.Pairs()
     for trial in range(-1, trials):
         for count in (1, workers) if trial % 2 else (workers, 1):
-            # Copied, so that no state of the run before is one of this one.
             held = [{"request": fresh(), **record} for record in library.records()]
+            if trial < 0:
+                held = held[:workers]  # only to warm up
             began_at_s = time.perf_counter()
             found = _streamed(after, held, plan, count)
             wall_ms = (time.perf_counter() - began_at_s) * 1000.0
@@ -143,14 +144,16 @@ def prepare(width: int, height: int, trials: int) -> JSON:
 # -------------------------------------------------------------------------------------- where the time goes
 
 
-def where(prompter: Prompter, after: Openjev, library: Library, fresh: Fresh, bench: Path | None) -> JSON:
+def where(
+    prompter: Prompter, after: Openjev, library: Library, fresh: Fresh, trials: int, bench: Path | None
+) -> JSON:
     """Return for a ticket, a policy and a page, each read cold and asked again, what every part of a request
     took, in milliseconds; and the bare costs of a round trip and of llama-bench's reading."""
     found: JSON = {}
     for name, count in (("ticket", 4), ("policy", 4), ("page", 12)):
         for kind in ("cold", "again"):
             samples = []
-            for _ in range(5):
+            for _ in range(trials):
                 state = library.state(name, fresh())
                 request = Request(state, library.questions(name)[:count])
                 if kind == "again":

@@ -141,18 +141,19 @@ def _row(receipt: JSON, name: str, label: str, noise: dict[str, float]) -> JSON:
 
 
 def _ideal(receipt: JSON, case: JSON, counts: JSON) -> float | None:
-    if not counts["suffixes"]:
+    """Return the fewest tokens that can be read, as a share of reading everything for every question."""
+    if not counts["full"]:
         return None
-    image_ms, token_ms = case.get("encode_ms") or 0.0, 1.0
-    if image_ms:
-        # Of the same picture, one question: what is left of its time is that of the tokens.
-        state = case["picture"]
-        one = receipt["cases"].get(f"{state}_1q")
-        cold_ms = median_ms(one, REFERENCE, f"{state}_1q") if one else None
-        if one is None or cold_ms is None:
-            return None
-        tokens = one["counts"][f"{state}_1q"]
-        token_ms = max(0.0, cold_ms - image_ms) / (tokens["prefix"] + sum(tokens["suffixes"]))
+    image_ms = case.get("encode_ms")
+    if image_ms is None:
+        return float(counts["least_read"] / counts["full"])
+    # Of the same picture, one question: what is left of its time is that of the tokens.
+    label = f"{case['picture']}_1q"
+    one = receipt["cases"].get(label)
+    cold_ms = median_ms(one, REFERENCE, label) if one else None
+    if one is None or cold_ms is None:
+        return None
+    token_ms = max(0.0, cold_ms - image_ms) / one["counts"][label]["full"]
     return ideal_ratio(counts["prefix"], counts["suffixes"], image_ms=image_ms, token_ms=token_ms)
 
 

@@ -75,11 +75,14 @@ def sample(wall_ms: float, tokens_read: int) -> dict[str, Any]:
     return {"wall_ms": wall_ms, "engine_ms": wall_ms - 1, "tokens_read": tokens_read, "tokens": tokens_read}
 
 
+COUNTS = {"prefix": 200, "suffixes": [50, 50, 50, 50], "requests": 1, "full": 1000, "least_read": 400}
+
+
 def steps(goal: str, **endpoints: tuple[list[float], int]) -> dict[str, Any]:
     return {
         "kind": "steps",
         "goals": {"row": goal},
-        "counts": {"row": {"prefix": 200, "suffixes": [50, 50, 50, 50], "requests": 1, "least_read": 400}},
+        "counts": {"row": dict(COUNTS)},
         "samples": {
             name.replace("_", "-"): {"row": [sample(ms, read) for ms in walls]}
             for name, (walls, read) in endpoints.items()
@@ -100,10 +103,7 @@ def test_rows_hold_ratio_ideal_and_verdict() -> None:
         "goal": "ideal",
         "median_ms": {"before": 1000.0, "after": 420.0},
         "tokens_read": {"before": 1000, "after": 400},
-        "prefix": 200,
-        "suffixes": [50, 50, 50, 50],
-        "requests": 1,
-        "least_read": 400,
+        **COUNTS,
         "ideal": pytest.approx(0.4),
         "pairs": {},
         "ratio": 0.42,
@@ -113,6 +113,22 @@ def test_rows_hold_ratio_ideal_and_verdict() -> None:
         "is_met": True,
         "native_is_met": None,
     }
+
+
+def test_the_ideal_of_a_picture_needs_its_single_question() -> None:
+    four = {**steps("ideal", before=([4000.0], 1000)), "encode_ms": 500.0, "picture": "photo"}
+    one = {
+        **steps("one", before=([1000.0], 250)),
+        "goals": {"photo_1q": "one"},
+        "counts": {"photo_1q": {**COUNTS, "suffixes": [50], "full": 250, "least_read": 250}},
+        "encode_ms": 500.0,
+        "picture": "photo",
+    }
+    one["samples"] = {"before": {"photo_1q": [sample(1000.0, 250)]}}
+    found = numbers.rows({"cases": {"photo_1q": one, "photo_4q": four}})
+    # 2 ms a token: 500 + 400 + 400 of 4 x 1000
+    assert [row["ideal"] for row in found] == [pytest.approx(1.0), pytest.approx(1300 / 4000)]
+    assert numbers.rows({"cases": {"photo_4q": four}})[0]["ideal"] is None
 
 
 @pytest.mark.parametrize(("after_ms", "is_met"), [(1039.0, True), (1041.0, False)])
@@ -130,7 +146,7 @@ def test_one_question_has_no_verdict_without_aa() -> None:
 
 @pytest.mark.parametrize(("after_ms", "is_met"), [(134.0, True), (136.0, False)])
 def test_a_repeated_state_is_held_against_its_own_cold_time(after_ms: float, is_met: bool) -> None:
-    count = {"prefix": 900, "suffixes": [100], "requests": 1, "least_read": 100}
+    count = {"prefix": 900, "suffixes": [100], "requests": 1, "full": 1000, "least_read": 100}
     case = {
         "kind": "steps",
         "goals": {"repeat_new": "repeat"},
