@@ -94,7 +94,8 @@ class _Gone(Exception):
 
 @dataclass
 class Call:
-    """One HTTP request from its arrival to its reply. is_working: it has left the queue. buffered: bytes of
+    """One HTTP request from its arrival to its reply. is_working: a thread
+    is at work on it. buffered: bytes of
     its body that are held."""
 
     began_at_s: float = field(default_factory=time.perf_counter)
@@ -304,8 +305,11 @@ class Service:
 
         def work() -> answers.Decision:
             call.is_working = True
-            call.stages.enter("parse")
-            return self._decide(bodies_of(), call)
+            try:
+                call.stages.enter("parse")
+                return self._decide(bodies_of(), call)
+            finally:
+                call.is_working = False
 
         def bodies_of() -> bodies.Body:
             return bodies.read(body, content_type=content_type, encoding=encoding, limit=MAX_BODY_BYTES)

@@ -325,6 +325,12 @@ def test_a_web_page_is_not_answered(service: Running) -> None:
 # What is refused
 
 
+def test_a_refusal_tells_what_was_spent_on_reading(service: Running) -> None:
+    stages = stages_of(service.ask({"state": "x" * 100_000, "questions": {}}))
+    assert stages["parse_ms"] > 0.0
+    assert stages["prepare_ms"] == 0.0
+
+
 def test_all_problems_of_a_body_are_told_at_once_and_nothing_of_it_repeated(service: Running) -> None:
     reply = service.ask(
         {
