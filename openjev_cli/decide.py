@@ -346,7 +346,8 @@ class Session:
         return self._model
 
     def _running(self) -> record.Running:
-        spec = server.spec_for(self._config, self._resolved(), self._environ)
+        program = server.program_for(self._config, self._environ)
+        spec = server.spec_for(self._config, self._resolved(), program)
         running = server.ensure(spec, environ=self._environ, on_progress=self._report)
         if running.was_started and spec.binary.notice:
             running = replace(running, notices=(spec.binary.notice, *running.notices))

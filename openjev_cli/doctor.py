@@ -178,11 +178,23 @@ def _binary(settings: Config, environ: Mapping[str, str]) -> tuple[binary.Binary
     release = f" {found.release}" if found.release else ""
     build = f", build {found.build[:12]}" if found.build else ""
     abilities = f", can {' '.join(sorted(found.abilities))}" if found.abilities else ""
-    what = f"{found.path}: {found.kind}{release}{build}, {found.backend}{abilities}"
+    what = f"{found.path}: {found.kind}{release}{build}{_patches(found)}, {found.backend}{abilities}"
     if found.kind != "patched":
         faster = "scripts/build-llama.sh builds the one that answers many questions at once"
         return found, Finding(check, "warning", what, faster)
     return found, Finding(check, "ok", what)
+
+
+def _patches(found: binary.Binary) -> str:
+    """Which patches are in it, as its build script wrote down; "" where nothing is written."""
+    import json
+
+    try:
+        names = json.loads((found.path.parent / "build.json").read_bytes())["patches"]
+        numbers = [str(name).partition("-")[0] for name in names]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f", patches {' '.join(numbers)}" if numbers else ", no patches"
 
 
 def _compiler(environ: Mapping[str, str], *, is_needed: bool) -> Finding:

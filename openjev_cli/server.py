@@ -33,16 +33,23 @@ __all__ = [
     "ensure",
     "find",
     "newest_log",
+    "program_for",
     "spec_for",
     "status",
     "stop",
 ]
 
 
-def spec_for(settings: Config, model: Model, environ: Mapping[str, str]) -> Spec:
-    """Return the server that these settings and this model want. Raises ServerError without a binary."""
+def program_for(settings: Config, environ: Mapping[str, str]) -> binary.Binary:
+    """Return the llama-server these settings name. Raises ServerError without one; ask for it before a model,
+    which may have to be fetched."""
+    return binary.find_binary(settings.llama_server, settings.known_cache_dir, environ)
+
+
+def spec_for(settings: Config, model: Model, program: binary.Binary) -> Spec:
+    """Return the server that these settings and this model want."""
     return Spec(
-        binary.find_binary(settings.llama_server, settings.known_cache_dir, environ),
+        program,
         model.path,
         mmproj=model.mmproj,
         n_ctx=model.n_ctx,

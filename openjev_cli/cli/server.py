@@ -39,8 +39,9 @@ def start(
         profile=profile, model=model, mmproj=mmproj, keep_alive_s=keep_alive, quiet=quiet, debug=debug
     )
     report = None if settings.quiet else output.notice
+    program = server.program_for(settings, common.environment())
     found = models.resolve(settings, on_progress=report)
-    spec = server.spec_for(settings, found, common.environment())
+    spec = server.spec_for(settings, found, program)
     running = server.ensure(spec, environ=common.environment(), on_progress=report)
     running.close()
     if not settings.quiet:

@@ -56,6 +56,15 @@ def test_a_model_that_cannot_fit_is_refused_with_the_numbers_and_a_smaller_one(
     assert not list((tmp_path / "openjev").iterdir())
 
 
+def test_nothing_is_fetched_before_there_is_an_engine_to_load_it(offline: Command, tmp_path: Path) -> None:
+    done = offline(*ASK, "-p", "tiny", env={"OPENJEV_LLAMA_SERVER": ""})
+    assert (done.returncode, done.stdout) == (4, b"")
+    assert [line.split(" (")[0] for line in done.stderr.decode().splitlines()] == [
+        "error: llama-server not found",
+        "next: run scripts/build-llama.sh, or set OPENJEV_LLAMA_SERVER to a llama-server",
+    ]
+
+
 def test_a_small_model_is_not_refused(with_a_program: Command, tmp_path: Path) -> None:
     sparse_model(tmp_path / "small.gguf", 1 << 20)
     done = with_a_program(*ASK, "--model", "small.gguf")
