@@ -453,42 +453,32 @@ def measure(bench: Bench, receipt: JSON, options: argparse.Namespace) -> None:
         if case.name in done:
             continue
         if not case.only or any(name in bench.endpoints for name in case.only):
-            left_s = (
-                sum(planned_ms(bench, one, statistics.median(rate)) for one in cases[at:]) / 1000
-                if rate
-                else 0
-            )
-            note(f"{case.name}" + (f" (about {left_s / 60:.0f} min left)" if left_s > 60 else ""))
+            token_ms = statistics.median(rate) if rate else 0.0
+            left_min = sum(planned_ms(bench, one, token_ms) for one in cases[at:]) / 60_000
+            note(case.name + (f" (about {left_min:.0f} min left)" if left_min > 1 else ""))
             keep(case.name, bench.steps(case))
-    wanted = [name for name in SPECIAL if (not options.case or name in options.case) and name not in done]
-    for name in wanted:
-        if name.startswith("prepare_"):
-            width, height = map(int, name.removeprefix("prepare_").split("x"))
-            note(name)
-            keep(name, extras.prepare(width, height, 3 * options.trials))
-        elif "after" in bench.endpoints:
-            note(name)
-            after = bench.endpoints["after"]
-            assert isinstance(after, Openjev)
-            if name == "each_64":
-                keep(
-                    name,
-                    extras.each(
-                        after, bench.library, fresh, trials=2 if options.trials >= FULL_TRIALS else 1
-                    ),
-                )
-            else:
-                keep(
-                    name,
-                    extras.where(
-                        bench.patched_prompter(),
-                        after,
-                        bench.library,
-                        fresh,
-                        min(3, options.trials),
-                        options.llama_bench,
-                    ),
-                )
+    for name in SPECIAL:
+        if (not options.case or name in options.case) and name not in done:
+            record = special(bench, name, options)
+            if record is not None:
+                keep(name, record)
+
+
+def special(bench: Bench, name: str, options: argparse.Namespace) -> JSON | None:
+    """Return what a measurement that is no list of requests gave; None when nothing here can take it."""
+    is_full = options.trials >= FULL_TRIALS
+    if name.startswith("prepare_"):
+        note(name)
+        width, height = map(int, name.removeprefix("prepare_").split("x"))
+        return extras.prepare(width, height, 3 * options.trials)
+    after = bench.endpoints.get("after")
+    if not isinstance(after, Openjev):
+        return None
+    note(name)
+    if name == "each_64":
+        return extras.each(after, bench.library, fresh, trials=2 if is_full else 1)
+    prompter = bench.patched_prompter()
+    return extras.where(prompter, after, bench.library, fresh, 3 if is_full else 1, options.llama_bench)
 
 
 def planned_ms(bench: Bench, case: Case, token_ms: float) -> float:

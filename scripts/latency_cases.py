@@ -84,6 +84,7 @@ CASES: tuple[Case, ...] = (
         (Step("page_12q_spaced", "page:spaced", tuple(range(12))),),
         {"page_12q_spaced": ""},
         is_heavy=True,
+        once=("after",),
         only=("after",),
     ),
     Case(
