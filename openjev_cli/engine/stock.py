@@ -73,8 +73,9 @@ class Stock:
         """Read the questions one after the other on one slot, after priming the prefix where that pays."""
         tokens, facts = to_tokens(self._client, asked, facts)
         longest = len(tokens.prefix) + max(len(suffix) for suffix in tokens.suffixes)
-        if longest + 1 > facts.n_ctx:
-            raise does_not_fit(longest + 1, facts.n_ctx)
+        available = facts.n_ctx - 1  # the answer needs a place too
+        if longest > available:
+            raise does_not_fit(longest, available)
 
         run = _Run(self._client, tokens, caching, progress)
         if progress is not None:

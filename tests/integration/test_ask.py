@@ -180,7 +180,7 @@ def test_a_state_that_does_not_fit_is_refused_with_both_numbers(openjev: Command
     assert run.stdout == b""
     error, next_step = run.stderr.decode().splitlines()[-2:]
     assert error.startswith("error: the state and its question need ")
-    assert error.endswith(" tokens, but 8192 are available; nothing was cut")
+    assert error.endswith(" tokens, but 8191 are available; nothing was cut")
     assert next_step.startswith("next: ")
 
 
