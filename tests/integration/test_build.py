@@ -19,10 +19,23 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import build_llama
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "build-llama.sh"
 PROOF = ROOT / "scripts" / "prove-llama.py"
-PATH = os.environ["PATH"]
+# Where cmake and ninja are no programs of this machine, the ones the real build fetched are used.
+TOOLS = build_llama.cache_root(os.environ) / "llama" / "tools" / "bin"
+PATH = f"{os.environ['PATH']}:{TOOLS}"
+OFFLINE = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_FIND_LINKS": "",
+    "PIP_RETRIES": "0",
+    "PIP_CONFIG_FILE": os.devnull,
+}
 
 CMAKELISTS = """\
 cmake_minimum_required(VERSION 3.18)
@@ -266,7 +279,7 @@ def tools_without(folder: Path, *missing: str) -> str:
     """Return a PATH that has the tools a build looks for, except some."""
     folder.mkdir()
     for name in ("bash", "dirname", "git", "cmake", "ninja", "c++", "cc", "as", "ld", "ar", "ranlib"):
-        found = shutil.which(name)
+        found = shutil.which(name, path=PATH)
         if found and name not in missing:
             (folder / name).symlink_to(found)
     return str(folder)
@@ -290,18 +303,20 @@ def test_missing_tool_is_one_line_and_what_to_install(
 
 
 def test_unreachable_package_index_is_one_line(checkout: Checkout) -> None:
-    result = checkout.build(
-        LLAMA_CPP_SOURCE="",
-        PIP_INDEX_URL="http://127.0.0.1:9/simple",
-        PIP_RETRIES="0",
-        PIP_CONFIG_FILE=os.devnull,
-        PIP_FIND_LINKS="",
-        PIP_EXTRA_INDEX_URL="",
-    )
+    result = checkout.build(LLAMA_CPP_SOURCE="", **OFFLINE)
     assert (result.returncode, result.stdout) == (4, "")
     error, step = result.stderr.splitlines()[-2:]
     assert error.startswith("error: the llama.cpp source could not be fetched: ")
     assert step == "next:  check the network, or set LLAMA_CPP_SOURCE to a folder with llama.cpp b11434"
+
+
+def test_missing_cmake_that_cannot_be_fetched_is_one_line(checkout: Checkout) -> None:
+    path = tools_without(checkout.folder / "bin", "cmake", "ninja")
+    result = checkout.build(PATH=path, **OFFLINE)
+    assert (result.returncode, result.stdout) == (4, "")
+    error, step = result.stderr.splitlines()[-2:]
+    assert error.startswith("error: cmake and ninja are missing and could not be fetched: ")
+    assert step == "next:  check the network, or install them, for example: apt install cmake ninja-build"
 
 
 def test_folder_that_is_no_source_is_refused(checkout: Checkout) -> None:
