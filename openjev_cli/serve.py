@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from openjev_cli import answers, bodies, decide, errors, questions, reading, request, timing
+from openjev_cli import answers, bodies, decide, errors, prompt, questions, reading, request, timing
 from openjev_cli import state as states
 from openjev_cli.admission import Full, Gate
 from openjev_cli.config import Config
@@ -51,6 +51,8 @@ MAX_BODY_BYTES = 48 * 1024 * 1024
 MAX_BUFFERED_BYTES = 4 * MAX_BODY_BYTES
 # What one request may have the engine read: the prefix once and every question's own part.
 MAX_TOKENS = 131_072
+# The same limit where the engine alone counts tokens: text has about four bytes a token, and never under one.
+MAX_TEXT_BYTES = 4 * MAX_TOKENS
 # A client that needs longer to send its headers, or its body, only holds a connection open.
 HEAD_TIMEOUT_S = 15.0
 BODY_TIMEOUT_S = 30.0
@@ -414,6 +416,7 @@ class Service:
         if isinstance(many, dict) and len(many) > MAX_QUESTIONS:
             message = f"{len(many)} questions: at most {MAX_QUESTIONS} are allowed"
             problems.append(reading.Problem(("questions",), message))
+        asked: request.Request | None = None
         try:
             asked = request.parse(body.value, compact=self._config.compact_json, files=body.files)
         except request.RequestError as exc:
@@ -421,12 +424,13 @@ class Service:
         model = held.get("model")
         known = "the models here are " + ", ".join(self.names)
         is_unknown = isinstance(model, str) and model not in self.names
-        if problems:
+        if problems or asked is None:
             if is_unknown:
                 problems.insert(0, reading.Problem(("model",), known))
             raise request.RequestError(tuple(problems))
         if is_unknown:
             raise refusal(404, "not_found", known, "GET /v1/models lists them")
+        _refuse_large(asked)
         return self._session.decide(asked, call.stages, progress=_refuse_long, cancel=call.cancel)
 
 
@@ -434,6 +438,18 @@ async def _left(asked: Request) -> None:
     """Return when the client has closed its connection. The body must have been read."""
     while (await asked.receive())["type"] != "http.disconnect":
         pass
+
+
+def _refuse_large(asked: request.Request) -> None:
+    """Refuse a request whose texts together are too long to be read in reasonable time."""
+    size = len(asked.state.text.encode())
+    for question in asked.questions:
+        size += len(question.text.encode())
+        for name, description in prompt.options_of(question):
+            size += len(name.encode()) + len((description or "").encode())
+    if size > MAX_TEXT_BYTES:
+        message = f"{size} bytes of text to read: at most {MAX_TEXT_BYTES} are allowed"
+        raise request.RequestError((reading.Problem((), message),))
 
 
 def _refuse_long(read: int, total: int) -> None:

@@ -405,6 +405,14 @@ def test_more_tokens_than_allowed_are_refused_before_any_is_read(service: Runnin
     assert reply.json()["detail"][0]["msg"] == "131073 tokens to read: at most 131072 are allowed"
 
 
+def test_more_text_than_allowed_is_refused(service: Running) -> None:
+    reply = service.ask({**BODY, "state": "x" * (serve.MAX_TEXT_BYTES - 5)})
+    assert reply.status_code == 422
+    assert reply.json()["detail"][0]["msg"] == "524289 bytes of text to read: at most 524288 are allowed"
+    assert service.ask({**BODY, "state": "x" * (serve.MAX_TEXT_BYTES - 6)}).status_code == 200
+    assert len(service.engine.asked) == 1
+
+
 def test_a_body_too_large_is_refused_whether_announced_or_not(service: Running) -> None:
     announced = b"POST /v1/systemone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n"
     with socket.create_connection(service.address) as raw:
