@@ -204,7 +204,7 @@ class Session:
         if engine.native is not None:
             systemone.check_native(client, request, engine.native)
         began_at_s = time.perf_counter()
-        reply = systemone.ask(client, path, request, takes_pixmaps=engine.native is not None)
+        reply = systemone.ask(client, path, request, is_native=engine.native is not None)
         round_trip_ms = (time.perf_counter() - began_at_s) * 1000.0
         timing = stages.finish(
             queue_ms=reply.queue_ms,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openjev_cli import answers, errors, questions
+from openjev_cli import images as images_
 from openjev_cli import state as states
 from openjev_cli.engine import facts as facts_
 from openjev_cli.engine.client import Client, does_not_fit
@@ -103,12 +104,12 @@ def _texts(request: Request) -> Iterator[str]:
             yield from (level.text for level in one.levels)
 
 
-def ask(client: Client, path: str, request: Request, *, takes_pixmaps: bool = False) -> Reply:
-    """Return the endpoint's answers. takes_pixmaps: images may be sent as our engine gets them.
+def ask(client: Client, path: str, request: Request, *, is_native: bool = False) -> Reply:
+    """Return the endpoint's answers. is_native: it is a llama-server, which takes images its own way.
 
     Raises InputError (it refuses the request), EngineError, ReadoutError.
     """
-    status, raw = client.exchange("POST", path, body(request, takes_pixmaps=takes_pixmaps))
+    status, raw = client.exchange("POST", path, body(request, is_native=is_native))
     try:
         reply = json.loads(raw)
     except ValueError as exc:
@@ -126,32 +127,74 @@ def ask(client: Client, path: str, request: Request, *, takes_pixmaps: bool = Fa
         ) from exc
 
 
-def body(request: Request, *, takes_pixmaps: bool = False) -> bytes:
+def body(request: Request, *, is_native: bool = False) -> bytes:
     """Return the wire body. The numbers of a JSON state stay as they were written. Raises InputError for images
     that cannot be sent."""
     state = request.state
-    if state.all_images and not takes_pixmaps:
-        raise errors.InputError(
-            "images are not sent to a Jev endpoint",
-            next_step="connect to a llama-server, or leave --connect out to use the managed one",
-        )
-    if len(state.all_images) > len(state.images):
-        raise errors.InputError(
-            "images inside a chat are not sent to a native decision model",
-            next_step="give them with -i, or ask a model that is no decision model",
-        )
-    images = [f"data:image/x-portable-pixmap;base64,{image.base64}" for image in state.images]
+    more: dict[str, object] = {}
+    text = json.dumps(state.text, ensure_ascii=False) if state.kind == "text" else state.text
+    if state.all_images and is_native:
+        if len(state.all_images) > len(state.images):
+            raise errors.InputError(
+                "images inside a chat are not sent to a native decision model",
+                next_step="give them with -i, or ask a model that is no decision model",
+            )
+        more["images"] = [f"data:image/bmp;base64,{image.base64}" for image in state.images]
+    elif state.all_images:
+        text, more["assets"] = _placed(state, text)
     rest = {
-        **({"images": images} if images else {}),
         "questions": {one.id: questions.to_wire(one) for one in request.questions},
         "model": request.model or MODEL,
+        **more,
     }
-    text = json.dumps(state.text, ensure_ascii=False) if _is_text(state) else state.text
     return f'{{"state":{text},{json.dumps(rest, ensure_ascii=False)[1:]}'.encode()
 
 
-def _is_text(state: states.State) -> bool:
-    return state.kind == "text"
+def _placed(state: states.State, text: str) -> tuple[str, dict[str, object]]:
+    """Return the state as JSON text with a placeholder for each image, and the images by placeholder: the
+    `assets` of the Jev API, which takes PNG and not what our engine gets."""
+    import secrets
+
+    # Not to be found in any text of the user, which would then be taken for an image.
+    name = secrets.token_hex(8)
+    assets: dict[str, object] = {}
+
+    def placeholder(image: images_.Image) -> str:
+        key = f"image-{name}-{len(assets) + 1}"
+        assets[key] = {"type": "image", "format": "png", "data_base64": _png_base64(image)}
+        return key
+
+    before = [placeholder(image) for image in state.images]
+    if state.kind == "chat" and state.messages:
+        chat = [
+            {
+                "role": message.role,
+                "content": "".join(
+                    part if isinstance(part, str) else placeholder(part) for part in message.parts
+                )
+                or message.content,
+            }
+            for message in state.messages
+        ]
+        text = json.dumps(chat, ensure_ascii=False)
+    if not before:
+        return text, assets
+    if state.kind == "text":
+        return json.dumps(
+            "\n".join([*before, *([state.text] if state.text else [])]), ensure_ascii=False
+        ), assets
+    return f'{{"images":{json.dumps(before)},"state":{text}}}', assets
+
+
+def _png_base64(image: images_.Image) -> str:
+    import base64
+    import io
+
+    from PIL import Image
+
+    sink = io.BytesIO()
+    Image.open(io.BytesIO(image.data)).save(sink, "PNG", compress_level=1)
+    return base64.b64encode(sink.getvalue()).decode("ascii")
 
 
 class _Unusable(Exception):

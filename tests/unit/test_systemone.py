@@ -14,7 +14,19 @@ from typing import Any
 
 import pytest
 
-from openjev_cli import answers, config, decide, endpoint, errors, questions, reading, request, state, timing
+from openjev_cli import (
+    answers,
+    config,
+    decide,
+    endpoint,
+    errors,
+    images,
+    questions,
+    reading,
+    request,
+    state,
+    timing,
+)
 from openjev_cli.engine import systemone
 
 QUESTIONS = questions.load(
@@ -317,10 +329,53 @@ def test_a_password_in_an_address_is_refused_without_showing_it() -> None:
     assert "s3cret" not in caught.value.message + caught.value.next_step
 
 
-def test_images_are_not_dropped_silently() -> None:
-    from openjev_cli import images
+def picture(colour: int) -> images.Image:
+    from io import BytesIO
 
-    shown = state.with_images(None, [images.Image(32, 32, b"P6")])
+    from PIL import Image
+
+    sink = BytesIO()
+    Image.new("RGB", (32, 32), (colour, 0, 0)).save(sink, "PNG")
+    return images.from_bytes(sink.getvalue(), name="x")
+
+
+def sent(judged: state.State) -> tuple[Any, list[int]]:
+    """The state of a body with its placeholders as [1], [2], and the red of each asset's first pixel."""
+    import base64
+    from io import BytesIO
+
+    from PIL import Image
+
+    wire = json.loads(systemone.body(request.Request(judged, QUESTIONS)))
+    text, reds = json.dumps(wire["state"]), []
+    for number, (key, asset) in enumerate(wire["assets"].items(), start=1):
+        assert text.count(key) == 1
+        text = text.replace(key, f"[{number}]")
+        assert (asset["type"], asset["format"]) == ("image", "png")
+        reds.append(Image.open(BytesIO(base64.b64decode(asset["data_base64"]))).getpixel((0, 0))[0])  # type: ignore[index]
+    return json.loads(text), reds
+
+
+def test_images_go_out_as_assets_where_the_state_shows_them() -> None:
+    red, dark = picture(200), picture(50)
+    assert sent(state.with_images(None, [red])) == ("[1]", [200])
+    assert sent(state.with_images(state.from_text("hi"), [red, dark])) == ("[1]\n[2]\nhi", [200, 50])
+    value = state.from_value({"a": 1})  # type: ignore[dict-item]
+    assert sent(state.with_images(value, [dark])) == ({"images": ["[1]"], "state": {"a": 1}}, [50])
+    chat = state.State(
+        "chat", "[]", (state.Message("user", "see", ("see ", red)), state.Message("user", "ok"))
+    )
+    assert sent(chat) == (
+        [{"role": "user", "content": "see [1]"}, {"role": "user", "content": "ok"}],
+        [200],
+    )
+
+
+def test_a_native_model_gets_images_as_the_engine_does_and_none_of_a_chat() -> None:
+    shown = request.Request(state.with_images(None, [picture(9)]), QUESTIONS)
+    wire = json.loads(systemone.body(shown, is_native=True))
+    assert (wire["state"], [url[:22] for url in wire["images"]]) == ("", ["data:image/bmp;base64,"])
+    chat = state.State("chat", "[]", (state.Message("user", "", (picture(9),)),))
     with pytest.raises(errors.InputError) as caught:
-        systemone.body(request.Request(shown, QUESTIONS))
-    assert caught.value.message == "images are not sent to a Jev endpoint"
+        systemone.body(request.Request(chat, QUESTIONS), is_native=True)
+    assert caught.value.message == "images inside a chat are not sent to a native decision model"
