@@ -37,7 +37,7 @@ def key(
     suffix: prompt.Suffix,
     labels: Sequence[int],
 ) -> bytes:
-    """Return the 32-byte key of one question of a prompt."""
+    """Return the 32-byte key of one question of a prompt. labels: their token ids in order."""
     from hashlib import blake2b
 
     found = blake2b(digest_size=32)

@@ -124,9 +124,14 @@ class Session:
             self._reuse.close()
 
     def slots(self) -> int:
-        """Return how many requests the engine reads at once; finds or starts it."""
+        """Return how many requests are worth sending at once; finds or starts the engine.
+
+        One where questions are read by /completion: there llama-server gains nothing from more, and b11434
+        loses tasks (a slot that never ends, or an assert) when several clients resume prompts on a hybrid.
+        """
         with self._lock:
-            return self._known(self._engine(None)).n_slots
+            facts = self._known(self._engine(None))
+            return facts.n_slots if facts.abilities.get("decide") else 1
 
     def provenance(self) -> Provenance:
         """Return what produces the answers of this session; finds or starts the engine."""

@@ -208,6 +208,11 @@ def failure(text: str) -> None:
     _to_stderr(f"error: {shown(text)}")
 
 
+def annotation(text: str) -> None:
+    """Write a workflow command of a CI system to stderr; stdout is taken by JSON."""
+    _to_stderr(shown(text))
+
+
 def redraw(text: str) -> None:
     """Put `text` in the place of the line that was drawn before; for terminals."""
     _to_stderr(f"\r{shown(text)}\x1b[K", end="")

@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "ask": ("ask", "ask", "Answer questions about one state."),
     "is": ("ask", "is_", "Answer one yes/no question: exit code 0 for yes, 1 for no."),
     "pick": ("ask", "pick", "Choose one of the options and print its name."),
+    "check": ("check", "check", "Compare answer sets with what they expect and with their locks."),
+    "record": ("check", "record", "Write the answers of answer sets into their locks."),
     "serve": ("serve", "serve", "Answer over HTTP: POST /v1/systemone, as TypeSafe's API does."),
     "server": (
         "server",

@@ -1,0 +1,205 @@
+"""`openjev check` and `openjev record`: answers that must stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from openjev_cli import errors
+from openjev_cli.cli import common
+
+if TYPE_CHECKING:
+    from openjev_cli import answersets, config, decide, locks
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Answer sets, YAML or JSON.")]
+Filter = Annotated[
+    list[str] | None,
+    typer.Option("--filter", metavar="ID", help="Only these cases; `*` and `?` match."),
+]
+Reversed = Annotated[
+    bool,
+    typer.Option("--reversed/--no-reversed", help="Also ask with the options reversed, and mark what flips."),
+]
+
+
+def check(
+    files: Files,
+    filters: Filter = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write what is new into the lock; of selected cases only.")
+    ] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", metavar="P", help="How far a probability may move.")
+    ] = None,
+    with_reversed: Reversed = True,
+    unsure: Annotated[
+        str | None, typer.Option("--unsure", metavar="A..B", help="A flip inside this band is no failure.")
+    ] = None,
+    profile: common.Profile = None,
+    model: common.ModelFile = None,
+    mmproj: common.Mmproj = None,
+    connect: common.ConnectTo = None,
+    format_: common.Format = None,
+    no_cache: common.NoCache = False,
+    keep_alive: common.KeepAlive = None,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
+) -> int:
+    """Compare answer sets with what they expect and with their locks; exits with 1 when something differs.
+
+    Example: openjev check answers.yaml --junit report.xml
+    """
+    from openjev_cli import answerset_output
+
+    settings = common.load_config(
+        profile=profile,
+        model=model,
+        mmproj=mmproj,
+        connect=connect,
+        format=format_,
+        unsure=unsure,
+        no_cache=no_cache,
+        keep_alive_s=keep_alive,
+        quiet=quiet,
+        debug=debug,
+    )
+    if tolerance is not None and not 0.0 <= tolerance <= 1.0:
+        raise errors.InputError(f"--tolerance {tolerance:g}: not from 0 to 1", next_step="give 0.01, say")
+    reports = []
+    for path in files:
+        report = _check_one(path, settings, filters or [], tolerance, with_reversed, update)
+        reports.append(report)
+        answerset_output.print_report(
+            report,
+            as_json=settings.format in ("json", "jsonl"),
+            annotates=common.environment().get("GITHUB_ACTIONS") == "true",
+        )
+    if junit is not None:
+        answerset_output.write_junit(junit, reports)
+    return int(errors.most_severe(report.exit_code() for report in reports))
+
+
+def record(
+    files: Files,
+    filters: Filter = None,
+    with_reversed: Reversed = True,
+    profile: common.Profile = None,
+    model: common.ModelFile = None,
+    mmproj: common.Mmproj = None,
+    connect: common.ConnectTo = None,
+    no_cache: common.NoCache = False,
+    keep_alive: common.KeepAlive = None,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
+) -> int:
+    """Answer the cases of answer sets and write the answers, with what produced them, into their locks.
+
+    Example: openjev record answers.yaml
+    """
+    from openjev_cli import answersets, locks, output
+
+    settings = common.load_config(
+        profile=profile,
+        model=model,
+        mmproj=mmproj,
+        connect=connect,
+        no_cache=no_cache,
+        keep_alive_s=keep_alive,
+        quiet=quiet,
+        debug=debug,
+    )
+    for path in files:
+        found = answersets.read_set(path, compact=settings.compact_json)
+        chosen = answersets.select(found, filters or [])
+        used = _with_profile(settings, found.profile)
+        before = locks.read(found.lock_path)
+        with _session(used) as session:
+            results = answersets.ask(found, chosen, session, with_reversed=with_reversed)
+            _refuse_errors(results)
+            _write(found, results, before, session, used, keeps_others=bool(filters))
+        gone = [id for id in before.cases if id not in {c.id for c in found.cases}] if before else []
+        if gone and not filters and not quiet:
+            output.notice(f"no longer in the set, and so not in the lock: {', '.join(gone)}")
+        output.line(f"{found.lock_path}: {len(results)} of {len(found.cases)} cases recorded")
+    return int(errors.Exit.OK)
+
+
+def _check_one(
+    path: Path,
+    settings: config.Config,
+    filters: Sequence[str],
+    tolerance: float | None,
+    with_reversed: bool,
+    update: bool,
+) -> answersets.Report:
+    from openjev_cli import answersets, locks
+
+    found = answersets.read_set(path, compact=settings.compact_json)
+    chosen = answersets.select(found, filters)
+    lock = locks.read(found.lock_path)
+    used = _with_profile(settings, (lock.profile if lock is not None else None) or found.profile)
+    with _session(used) as session:
+        results = answersets.ask(found, chosen, session, with_reversed=with_reversed)
+        produced_by = session.provenance()
+        report = answersets.check(
+            found, results, lock, produced_by, tolerance=tolerance, unsure=settings.unsure
+        )
+        if update:
+            _refuse_errors(results)
+            _write(found, results, lock, session, used, keeps_others=bool(filters))
+    return report
+
+
+def _with_profile(settings: config.Config, profile: str | None) -> config.Config:
+    """Return the settings with the profile that a lock or a set names, unless the call itself names a model."""
+    from openjev_cli import models
+
+    flags = [key for key in ("profile", "model", "connect") if settings.sources[key].kind == "flag"]
+    if profile is None or flags:
+        return settings
+    models.profile(profile)
+    return replace(settings, profile=profile, model=None, mmproj=None)
+
+
+def _session(settings: config.Config) -> decide.Session:
+    from openjev_cli import decide, output
+
+    report = output.Progress(quiet=settings.quiet).report
+    return decide.Session(settings, common.environment(), report=report)
+
+
+def _refuse_errors(results: Sequence[answersets.Result]) -> None:
+    """A lock with holes would pass for a whole one."""
+    for result in results:
+        if result.error is not None:
+            raise result.error
+
+
+def _write(
+    found: answersets.AnswerSet,
+    results: Sequence[answersets.Result],
+    before: locks.Lock | None,
+    session: decide.Session,
+    settings: config.Config,
+    *,
+    keeps_others: bool,
+) -> None:
+    from openjev_cli import answersets, locks
+
+    is_profile = settings.model is None and settings.connect is None
+    lock = answersets.record_results(
+        found,
+        results,
+        before,
+        session.provenance(),
+        settings.profile if is_profile else None,
+        keeps_others=keeps_others,
+    )
+    locks.write(found.lock_path, lock)
