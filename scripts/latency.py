@@ -469,8 +469,7 @@ def special(bench: Bench, name: str, options: argparse.Namespace) -> JSON | None
     is_full = options.trials >= FULL_TRIALS
     if name.startswith("prepare_"):
         note(name)
-        width, height = map(int, name.removeprefix("prepare_").split("x"))
-        return extras.prepare(width, height, 3 * options.trials)
+        return extras.prepare(name.removeprefix("prepare_"), 3 * options.trials)
     after = bench.endpoints.get("after")
     if not isinstance(after, Openjev):
         return None

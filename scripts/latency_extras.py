@@ -4,30 +4,29 @@ and where the time of a request goes.
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import generate_images
 import latency_numbers as numbers
 from latency_cases import Library
 from latency_endpoints import Openjev, Prompter, answered, decide_times
 
-from openjev_cli import images, reading, records, stream
+from openjev_cli import reading, records, stream
 from openjev_cli.engine.client import Client
 from openjev_cli.request import Request
 
 JSON = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
 Fresh = Callable[[], str]
 Answers = list[tuple[tuple[float, ...], ...]]
 # Prompt lengths at which llama-bench is asked for its rate: about a ticket, a policy, a page.
 BENCH_TOKENS = (256, 1280, 2560)
-MOST_OF_DECODING = 0.5
 
 
 # ------------------------------------------------------------------------------------------------- a stream
@@ -107,38 +106,24 @@ def _compare_alone(
 # ------------------------------------------------------------------------------------------------ a picture
 
 
-def prepare(width: int, height: int, trials: int) -> JSON:
-    """Measure what it takes to make a JPEG what the encoder sees, beside decoding it whole and resizing that."""
-    from PIL import Image
+def prepare(size: str, trials: int) -> JSON:
+    """Measure what it takes to make a JPEG what the encoder sees, beside decoding it whole and resizing that.
+    size: one of the photos of benchmarks/prepare_images.py, which also compares pixels and memory."""
+    sys.path.append(str(ROOT))
+    from benchmarks import prepare_images
 
-    data = generate_images.photo(width, height)
-    size, _ = images.sent_size(width, height, images.DEFAULT_TOKENS)
-
-    def ours() -> None:
-        images.from_bytes(data, name="photo.jpg", max_tokens=images.DEFAULT_TOKENS)
-
-    def plainly() -> None:
-        with Image.open(io.BytesIO(data)) as opened:
-            opened.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-
-    walls: dict[str, list[float]] = {"after": [], "decode + full resize": []}
-    for trial in range(-1, trials):
-        for name, work in (("after", ours), ("decode + full resize", plainly)):
-            began_at_s = time.perf_counter()
-            work()
-            if trial >= 0:
-                walls[name].append((time.perf_counter() - began_at_s) * 1000.0)
-    medians = {name: statistics.median(ms) for name, ms in walls.items()}
-    ratio = medians["after"] / medians["decode + full resize"]
+    data = prepare_images.photo(*prepare_images.PHOTOS[size])
+    medians = prepare_images.medians(data, trials)
+    ratio = medians["after"] / medians["before"]
     row: JSON = {
         "goal": "prepare",
-        "median_ms": medians,
+        "median_ms": {"after": medians["after"], "decode + full resize": medians["before"]},
         "ratio": ratio,
         "ideal": None,
-        "limit": MOST_OF_DECODING,
-        "is_met": ratio <= MOST_OF_DECODING,
+        "limit": prepare_images.GOAL,
+        "is_met": ratio <= prepare_images.GOAL,
     }
-    return {"kind": "single", "size_bytes": len(data), "wall_ms": walls, "row": row}
+    return {"kind": "single", "size_bytes": len(data), "trials": trials, "row": row}
 
 
 # -------------------------------------------------------------------------------------- where the time goes
