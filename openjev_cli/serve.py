@@ -633,7 +633,7 @@ def run(
             failed.append(exc)
             server.should_exit = True
             return
-        on_notices(decision.notices)
+        on_notices([notice for notice in decision.notices if _READY not in notice])
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(service.open, decision.model, Gate(workers=slots, queue=queue))
             on_ready(decision.model, slots)
@@ -652,8 +652,12 @@ def run(
     return server.interrupted
 
 
+# The id of the question that is asked to see whether the model answers.
+_READY = "openjev-ready"
+
+
 def first_answer(session: decide.Session) -> tuple[int, answers.Decision]:
     """Return how many requests the engine reads at once, and its answer to a question of ours."""
     slots = session.slots()
-    asked = request.Request(states.from_text("Hello."), (questions.Noul("ready", "Is this a greeting?"),))
+    asked = request.Request(states.from_text("Hello."), (questions.Noul(_READY, "Is this a greeting?"),))
     return slots, session.decide(asked, timing.Stages(time.perf_counter()))

@@ -400,3 +400,10 @@ def test_without_the_extra_it_says_how_to_get_it(offline: Command, tmp_path: Pat
     assert run.stderr.decode() == (
         "error: openjev serve needs uvicorn, which is not installed\nnext: pip install 'openjev-cli[serve]'\n"
     )
+
+
+def test_its_help_names_every_option(offline: Command) -> None:
+    run = offline("serve", "--help")
+    assert run.returncode == 0
+    for option in ("--host", "--port", "--socket", "--queue", "--request-timeout", "--profile", "--connect"):
+        assert option in run.stdout.decode()
