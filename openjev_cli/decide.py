@@ -130,8 +130,10 @@ class Session:
         loses tasks (a slot that never ends, or an assert) when several clients resume prompts on a hybrid.
         """
         with self._lock:
-            facts = self._known(self._engine(None))
-            return facts.n_slots if facts.abilities.get("decide") else 1
+            engine = self._engine(None)
+            facts = self._known(engine)
+            makes_prompts_itself = engine.api is not None
+            return facts.n_slots if makes_prompts_itself or facts.abilities.get("decide") else 1
 
     def provenance(self) -> Provenance:
         """Return what produces the answers of this session; finds or starts the engine."""

@@ -141,6 +141,12 @@ def test_the_answers_are_those_of_the_endpoint(jev: Jev, tmp_path: Path) -> None
     assert (decision.timing.queue_ms, decision.timing.inference_ms, decision.notices) == (1.5, 8.25, ())
 
 
+def test_a_jev_endpoint_is_sent_several_requests_at_once(jev: Jev, tmp_path: Path) -> None:
+    settings = config.load({"connect": f"http://127.0.0.1:{jev.port}"}, env={}, cwd=tmp_path)
+    with decide.Session(settings, {}) as session:
+        assert session.slots() == 8
+
+
 def test_the_state_goes_out_as_it_was_written(jev: Jev, tmp_path: Path) -> None:
     written = '{"total":1.50,"who":"Zoë","n":12345678901234567890}'
     judged = state.from_value(reading.parse_json(written, name="x"))
