@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import threading
@@ -27,6 +28,7 @@ from tests.integration.decide_server import (
 
 SLOTS = 4
 CONTEXT = 2048
+SOAK_REQUESTS = int(os.environ.get("OPENJEV_SOAK_REQUESTS", "64"))
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +63,24 @@ def competitors(count: int, work: Callable[[], object]) -> Iterator[list[float]]
                 one.result()
 
 
-def test_mixed_requests_from_8_clients_get_their_own_answers(engine: Server, rng: random.Random) -> None:
+def resident_kb(server: Server) -> int:
+    status = Path(f"/proc/{server.child.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def test_mixed_requests_get_their_own_answers_and_memory_stays_flat(
+    engine: Server, rng: random.Random
+) -> None:
+    """OPENJEV_SOAK_REQUESTS=10000 for the long form, from 16 clients instead of 8."""
     frame = some_tokens(rng, 15)
     states = [[*frame, *some_tokens(rng, n)] for n in (1, 40, 300, 600, 300, 520)]
-    questions = some_questions(rng, 10, most=20)
+    questions = some_questions(rng, 8, most=12)
     lone = [[engine.lone(state, question) for question in questions] for state in states]
 
-    def client(seed: int) -> float:
+    def client(seed: int, rounds: int) -> float:
         own = random.Random(seed)
         largest = 0.0
-        for _ in range(12):
+        for _ in range(rounds):
             state = own.randrange(len(states))
             chosen = [own.randrange(len(questions)) for _ in range(own.choice((1, 2, 4, 9)))]
             reply = engine.decide(
@@ -79,8 +89,17 @@ def test_mixed_requests_from_8_clients_get_their_own_answers(engine: Server, rng
             largest = max(largest, difference([lone[state][i] for i in chosen], reply["results"]))
         return largest
 
-    with ThreadPoolExecutor(8) as pool:
-        assert max(pool.map(client, range(8))) <= TOLERANCE
+    clients = 16 if SOAK_REQUESTS > 1000 else 8
+    resident = []
+    for half in range(2):
+        with ThreadPoolExecutor(clients) as pool:
+            running = [
+                pool.submit(client, half * clients + i, SOAK_REQUESTS // (2 * clients))
+                for i in range(clients)
+            ]
+            assert max(one.result() for one in running) <= TOLERANCE
+        resident.append(resident_kb(engine))
+    assert resident[1] < 1.1 * resident[0]
 
 
 def test_two_states_swapped_between_two_clients_200_times(engine: Server, rng: random.Random) -> None:
@@ -182,14 +201,30 @@ def test_a_closed_connection_frees_its_slots_on_a_busy_server(
                     assert time.monotonic() < closed_s + 2.0
 
 
+def test_a_batch_nobody_waits_for_is_given_up(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random
+) -> None:
+    state, questions = some_tokens(rng, 300), some_questions(rng, 2)
+    long_ones = [(some_tokens(rng, 1700), [30, 40]) for _ in range(64)]
+    with Server(llama_server, tiny_hybrid, slots=SLOTS, context=2048) as server:
+        lone = [server.lone(state, question) for question in questions]
+        connection = send_and_leave(server, request(state, long_ones))
+        while server.processing() < SLOTS:
+            time.sleep(0.01)
+        connection.close()
+        answered = server.decide(state, questions)
+        assert difference(lone, answered["results"]) <= TOLERANCE
+        assert "decode aborted, all its tasks were cancelled" in server.log.read_text(errors="replace")
+
+
 @pytest.mark.parametrize("cut", ["connected", "headers", "half a body", "whole body", "reading", "replied"])
 def test_a_connection_cut_in_any_phase_harms_nobody(engine: Server, rng: random.Random, cut: str) -> None:
-    state, questions = some_tokens(rng, 700), some_questions(rng, 9)
+    state, questions = some_tokens(rng, 560), some_questions(rng, 5)
     lone = [engine.lone(state, question) for question in questions]
     body = json.dumps(request(state, questions)).encode()
     head = f"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     sent = {"connected": b"", "headers": head, "half a body": head + body[: len(body) // 2]}
-    for i in range(4):
+    for i in range(3):
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(60)
             client.connect(str(engine.path))
