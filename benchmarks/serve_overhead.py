@@ -41,12 +41,14 @@ Ask = Callable[[JSON], tuple[float, float]]
 
 def body(n_questions: int) -> JSON:
     """Return a request with a state that no request had before."""
-    text = (ROOT / "tests/cases/F07_state.txt").read_text(encoding="utf-8")
     asked = {
         f"q{i}": {"type": "choice", "instructions": f"Which team is number {i}?", "criteria": {"a": "x", "b": None}}
         for i in range(n_questions)
     }  # fmt: skip
-    return {"state": f"{latency.fresh()} {text[:800]}", "questions": asked}
+    return {
+        "state": f"{latency.fresh()} " + "I was charged twice and want one payment back. " * 12,
+        "questions": asked,
+    }
 
 
 def through_serve(url: str) -> Ask:
