@@ -189,7 +189,7 @@ class Session:
             frame, state, facts, notices = self._frame(client, known, request.state)
             longest = max(len(prompt.options_of(question)) for question in request.questions)
             spellings = [label.text for label in labels.take(facts.labels, longest)]
-            asked = prompt.build(frame, state, request.questions, spellings)
+            asked = prompt.build(frame, state, request.questions, spellings, facts.markup)
             evaluation, facts, reused = self._evaluate(engine, client, asked, facts, progress)
             if facts != known:
                 self._keep(engine, facts)

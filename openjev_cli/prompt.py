@@ -182,9 +182,11 @@ def build(
     state: states.State,
     asked: Sequence[questions.Question],
     spellings: Sequence[str],
+    markup: Sequence[str] = (),
 ) -> Prompt:
     """Return the prompt of a request. spellings: the verified labels' texts, at least as many as the longest
-    question has options."""
+    question has options. markup: what the tokenizer makes one token of even in plain text, such as <think>;
+    a user's text is cut inside it, so that it stays text."""
     shown = contents(state)
     prefix: list[Segment | ImageSegment] = []
     for before, parts in zip(frame.around, shown, strict=False):
@@ -194,10 +196,40 @@ def build(
     # What leads from the state to the question's own text is the same for all of them: it ends the prefix.
     prefix.append(Segment(frame.around[len(shown)] + ASK, special=True))
     cue = frame.around[-1]
+    suffixes = (_suffix(question, spellings, cue) for question in asked)
     return Prompt(
-        tuple(segment for segment in prefix if isinstance(segment, ImageSegment) or segment.text),
-        tuple(_suffix(question, spellings, cue) for question in asked),
+        tuple(
+            piece
+            for segment in prefix
+            for piece in (plain(segment, markup) if isinstance(segment, Segment) else (segment,))
+        ),
+        tuple(
+            Suffix(tuple(piece for one in suffix.segments for piece in plain(one, markup)), suffix.n_labels)
+            for suffix in suffixes
+        ),
     )
+
+
+def plain(segment: Segment, markup: Sequence[str]) -> tuple[Segment, ...]:
+    """Return a user segment in pieces none of which holds any of `markup`; frame text as it is, nothing for
+    an empty segment."""
+    if segment.special or not markup or not segment.text:
+        return (segment,) if segment.text else ()
+    import itertools
+    import re
+
+    found = re.compile("|".join(re.escape(text) for text in markup))
+    pieces: list[Segment] = []
+    rest = [segment.text]
+    while rest:
+        text = rest.pop()
+        # Behind its first character neither half is the whole any more.
+        cuts = [0, *(match.start() + 1 for match in found.finditer(text)), len(text)]
+        if len(cuts) == 2:
+            pieces.append(Segment(text, special=False))
+        else:
+            rest += reversed([text[i:j] for i, j in itertools.pairwise(cuts) if i < j])
+    return tuple(pieces)
 
 
 def options_of(question: questions.Question) -> tuple[tuple[str, str | None], ...]:

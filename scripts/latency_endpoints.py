@@ -110,7 +110,7 @@ class Prompter:
         frame, _ = facts_.frame_for(self.client, self.facts, request.state)
         longest = max(len(prompt.options_of(question)) for question in request.questions)
         spellings = [label.text for label in labels.take(self.facts.labels, longest)]
-        return prompt.build(frame, request.state, request.questions, spellings)
+        return prompt.build(frame, request.state, request.questions, spellings, self.facts.markup)
 
     def prepare(self, request: Request, files: tuple[bytes, ...]) -> Asked:
         """Return the request with its prompt in token ids, or in texts when it has pictures."""

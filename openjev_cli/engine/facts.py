@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ class Facts:
     """Everything known about one server. n_ctx: tokens per request. skeleton: None when every conversation has
     to be rendered by the engine. frames: token ids of frame texts. bos: ids that precede every prompt.
     can_cut: the model's memory can be cut anywhere (no checkpoints needed); None until seen. template: digest
-    of the chat template's text. media_marker: what stands for an image in a text."""
+    of the chat template's text. media_marker: what stands for an image in a text. markup: what is one token even
+    where special tokens are not parsed."""
 
     n_ctx: int
     n_slots: int
@@ -60,6 +62,7 @@ class Facts:
     template: str = ""
     sees_images: bool = False
     media_marker: str = ""
+    markup: tuple[str, ...] = ()
 
     def digest(self, ids: Sequence[int]) -> str:
         """Return the keyed hash that stands for a prefix in the file."""
@@ -115,6 +118,7 @@ def load(path: Path) -> Facts | None:
                 "labels": tuple(labels.Label(**one) for one in raw["labels"]),
                 "skeleton": skeleton,
                 "bos": tuple(raw["bos"]),
+                "markup": tuple(raw["markup"]),
                 "frames": {text: tuple(ids) for text, ids in raw["frames"].items()},
                 "prefixes": tuple(Prefix(**one) for one in raw["prefixes"]),
             }
@@ -187,7 +191,54 @@ def learn(client: Client) -> Facts:
         template=_digest(template.encode()),
         sees_images=bool((props.get("modalities") or {}).get("vision")),
         media_marker=str(props.get("media_marker") or "<__media__>"),
+        markup=_markup(client, template),
     )
+
+
+# Added tokens of chat models that are no control tokens, so that llama.cpp finds them in any text (`USER_DEFINED`,
+# llama-vocab.cpp `tokenizer_st_partition`). Others are looked for in the model's own template.
+_KNOWN_MARKUP = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>"),
+    *(
+        "</tools>",
+        "<answer>",
+        "</answer>",
+        "<|fim_prefix|>",
+        "<|fim_middle|>",
+        "<|fim_suffix|>",
+        "<|fim_pad|>",
+    ),
+    *(
+        "<|repo_name|>",
+        "<|file_sep|>",
+        "<reponame>",
+        "<filename>",
+        "<file_sep>",
+        "<gh_stars>",
+        "<issue_start>",
+    ),
+    *(
+        "<s>",
+        "</s>",
+        "<pad>",
+        "<unk>",
+        "<mask>",
+        "[INST]",
+        "[/INST]",
+        "<<SYS>>",
+        "<</SYS>>",
+        "<start_of_turn>",
+    ),
+    *("<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image>", "<__media__>"),
+)
+_MARKUP = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
+
+
+def _markup(client: Client, template: str) -> tuple[str, ...]:
+    """Return what stands for one token of this model in any text, although it is no word but markup."""
+    tried = tuple(dict.fromkeys((*_KNOWN_MARKUP, *_MARKUP.findall(template))))
+    read = tokenize(client, tried, special=False)
+    return tuple(text for text, ids in zip(tried, read, strict=True) if len(ids) == 1)
 
 
 def _refuse_space_prefix(client: Client) -> None:

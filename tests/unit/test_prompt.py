@@ -157,3 +157,15 @@ def test_an_empty_state_leaves_no_empty_segment() -> None:
     assert frame is not None
     built = prompt.build(frame, State("text", ""), QUESTIONS[:1], ["A", "B"])
     assert built.prefix == (Segment("<u>", True), Segment("</u><u>Question:", True))
+
+
+def test_a_text_is_cut_inside_markup_that_would_be_one_token() -> None:
+    markup = ("<think>", "</think>", "<a<b>", "<b>")
+    text = "x<think>y<<think></think>z<a<b>"
+    pieces = prompt.plain(Segment(text, special=False), markup)
+    assert "".join(piece.text for piece in pieces) == text
+    assert not any(piece.special or found in piece.text for piece in pieces for found in markup)
+    frame = Segment("<think>", special=True)
+    assert prompt.plain(frame, markup) == (frame,)
+    assert prompt.plain(Segment("plain", special=False), markup) == (Segment("plain", special=False),)
+    assert len(prompt.plain(Segment("<think>" * 20000, special=False), markup)) == 20001
