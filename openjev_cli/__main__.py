@@ -33,6 +33,11 @@ def run(arguments: list[str]) -> int:
     try:
         from openjev_cli import cli
 
+        if os.environ.get("_OPENJEV_COMPLETE"):
+            from openjev_cli.cli import completion
+
+            sys.stdout.write(completion.answer(os.environ))
+            return 0
         return cli.run(arguments, began_at_s=BEGAN_AT_S)
     except BrokenPipeError:
         return _closed_pipe()

@@ -43,22 +43,25 @@ class _Lazy(typer.core.TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        found = getattr(import_module(f"openjev_cli.cli.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False, rich_markup_mode=None)
-            single.command(cmd_name)(found)
-            found = single
-        found._add_completion = False
-        command = typer.main.get_command(found)
-        command.name = cmd_name
-        return command
+        return command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items()])
+
+
+def command(name: str) -> Any:
+    """Return the parser of one of `COMMANDS`, after importing its module."""
+    module, attribute, _ = COMMANDS[name]
+    found = getattr(import_module(f"openjev_cli.cli.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(found)
+        found = single
+    found._add_completion = False
+    parser = typer.main.get_command(found)
+    parser.name = name
+    return parser
 
 
 app = typer.Typer(
