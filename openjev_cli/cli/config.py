@@ -21,11 +21,7 @@ _Format = Annotated[str, typer.Option("-f", "--format", help="table, json, jsonl
 def show(format_name: _Format = "table") -> None:
     """Print every setting with its value and where it came from."""
     loaded = config.load_from_process({})
-    rows = [(key, loaded.shown(key), str(loaded.sources[key])) for key in config.KEYS]
-    if loaded.sources["profile"].kind == "default" and loaded.known_cache_dir is not None:
-        # Not the table's default: what is installed decides.
-        chosen, reason = models.choose(loaded)
-        rows = [row if row[0] != "profile" else ("profile", chosen.name, reason) for row in rows]
+    rows = [(key, *_in_effect(loaded, key)) for key in config.KEYS]
     output.rows(("setting", "value", "source"), rows, config.list_format(format_name))
 
 
@@ -33,7 +29,17 @@ def show(format_name: _Format = "table") -> None:
 def get(key: _Key) -> None:
     """Print one value; an empty line when it is not set."""
     config.setting(key)
-    output.line(config.load_from_process({}).shown(key))
+    output.line(_in_effect(config.load_from_process({}), key)[0])
+
+
+def _in_effect(loaded: config.Config, key: str) -> tuple[str, str]:
+    """The value of a setting and where it came from."""
+    source = loaded.sources[key]
+    if key == "profile" and source.kind == "default" and loaded.known_cache_dir is not None:
+        # Not the table's default: what is installed decides.
+        chosen, reason = models.choose(loaded)
+        return chosen.name, reason
+    return loaded.shown(key), str(source)
 
 
 @app.command("set")

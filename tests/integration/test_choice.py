@@ -93,6 +93,7 @@ def test_status_and_config_tell_what_is_asked_and_why(offline: Command, tmp_path
         ["profile", "tiny", "no better profile is installed"],
     )
     installed(tmp_path, "fast")
+    assert offline("config", "get", "profile").stdout == b"fast\n"
     assert asked() == (
         "profile fast (best installed profile)",
         ["profile", "fast", "best installed profile"],

@@ -116,7 +116,7 @@ def test_a_read_only_home_is_one_line_with_the_path_and_the_variable(
 ) -> None:
     done = subprocess.run(
         [*read_only_home(tmp_path), *offline.argv(*words)],
-        env=dict(offline.environment),
+        env={**offline.environment, "OPENJEV_LLAMA_SERVER": "/bin/true"},
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
