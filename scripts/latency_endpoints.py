@@ -211,7 +211,8 @@ Post = Callable[[JSON], tuple[JSON, int | None]]
 
 class Systemone:
     """Anything that offers POST /v1/systemone. post: sends a body and returns the reply, and how many tokens
-    it says were cached."""
+    it says were cached. server: ours, which gets pictures at the size openjev sends them (it would read a photo
+    at six times the tokens); others get the files."""
 
     def __init__(self, name: str, post: Post, server: Server | None = None) -> None:
         self.name = name
@@ -225,8 +226,10 @@ class Systemone:
             "state": asked.request.state.text,
             "questions": {one.id: questions.to_wire(one) for one in asked.request.questions},
         }
-        if asked.files:
-            body["images"] = [_data_url(data) for data in asked.files]
+        seen = asked.request.state.all_images
+        if seen:
+            files = asked.files if self._server is None else [image.data for image in seen]
+            body["images"] = [_data_url(data) for data in files]
         reply, cached = self._post(body)
         found = []
         for one in asked.request.questions:
@@ -246,7 +249,7 @@ class Systemone:
 
 
 def _data_url(data: bytes) -> str:
-    kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
+    kind = {b"\x89P": "png", b"\xff\xd8": "jpeg"}.get(data[:2], "bmp")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 

@@ -66,8 +66,8 @@ def test_the_state_is_read_once_for_four_questions(rows: dict[str, dict[str, Any
     assert row["tokens_read"]["before"] == whole(row) == 4 * row["prefix"] + sum(row["suffixes"])
     assert row["tokens_read"]["after"] == once
     assert row["tokens_read"]["primed-stock"] == once + priming
-    # At the seams the native prompt may have a token less a question.
-    assert once - 4 <= row["tokens_read"]["native"] <= once
+    # Where texts meet the native prompt has a few tokens less: it is tokenized as one text.
+    assert once - 2 * len(row["suffixes"]) <= row["tokens_read"]["native"] <= once
     assert row["ideal"] == pytest.approx(once / whole(row))
 
 
