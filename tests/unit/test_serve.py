@@ -30,6 +30,9 @@ class Engine:
     """Stands where a session does. Answers with `distribution`, after `may_answer` is set; notes what it saw."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.asked: list[Request] = []
         self.cancelled: list[Request] = []
         self.raises: errors.OpenjevError | None = None
@@ -130,10 +133,19 @@ def running(
             found.gate.close()
 
 
-@pytest.fixture
-def service() -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
     with running() as found:
         yield found
+
+
+@pytest.fixture
+def service(shared: Running) -> Iterator[Running]:
+    """One service for all tests that leave it as it was; the engine is a new one every time."""
+    shared.engine.reset()
+    yield shared
+    shared.engine.may_answer.set()
+    until(lambda: shared.gate.at_work == 0 and shared.service._buffered == 0)
 
 
 def stages_of(reply: httpx.Response) -> dict[str, float]:
