@@ -23,13 +23,13 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from openjev_cli import answers, bodies, decide, errors, prompt, questions, reading, request, timing
@@ -141,7 +141,7 @@ class Service:
         # The engine could not be started, or died, at the last request.
         self._is_sick = False
         self.model = config.profile if config.model is None and config.connect is None else ALIASES[1]
-        self.app: ASGIApp = Starlette(
+        self.app = Starlette(
             routes=[
                 Route("/v1/systemone", self._endpoint(self._systemone), methods=["POST"]),
                 Route("/v1/models", self._endpoint(self._models)),
@@ -152,6 +152,7 @@ class Service:
             lifespan=self._lifespan,
         )
         self.app.router.redirect_slashes = False
+        self.app.state.service = self  # for what answers before any route is known
         self.on_start: Callable[[], None] = lambda: None
 
     @asynccontextmanager
@@ -209,6 +210,11 @@ class Service:
         }.get(exc.status_code, ("invalid_request", "this request cannot be answered"))
         wrong = refusal(exc.status_code, kind, message)
         return self._reply(call, wrong.status, {"detail": wrong.detail}, headers=exc.headers or {})
+
+    def no_http(self) -> Response:
+        """Return the reply to bytes that are no HTTP request."""
+        wrong = refusal(400, "invalid_request", "this is no HTTP/1.1 request")
+        return self._reply(Call(), 400, {"detail": wrong.detail}, headers={"Connection": "close"})
 
     def _check_caller(self, asked: Request) -> None:
         """Refuse who must not ask: another site's page through the user's browser, and who lacks the key."""
@@ -543,6 +549,14 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_head_timer()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        reply = self.config.app.state.service.no_http()  # type: ignore[union-attr]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            head = h11.Response(status_code=400, headers=reply.raw_headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=reply.body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _expect_head(self) -> None:
         is_between = self.cycle is None or self.cycle.response_complete

@@ -178,6 +178,24 @@ def test_a_question_is_answered_in_the_wire_shape(service: Running) -> None:
     assert reply.headers["x-openjev-cached-tokens"] == "3"
 
 
+def test_what_is_no_http_gets_a_reply_of_the_same_shape(service: Running) -> None:
+    with socket.create_connection(service.address) as raw:
+        raw.settimeout(10.0)
+        raw.sendall(b"secret\x00 stuff\r\n\r\n")
+        reply = b""
+        while piece := raw.recv(10_000):
+            reply += piece
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"x-typesafe-request-id: " in head
+    assert json.loads(body)["detail"] == {
+        "error_type": "invalid_request",
+        "message": "this is no HTTP/1.1 request",
+    }
+    assert json.loads(body)["timing"].keys() >= {"processing_ms"}
+    assert b"secret" not in reply
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
