@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("stream", "answersets", "doctor"),
     ("output",),
     ("stream_output", "answerset_output"),
+    ("api",),
     ("serve",),
     ("cli",),
     ("__main__",),

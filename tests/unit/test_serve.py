@@ -15,7 +15,7 @@ import httpx
 import pytest
 from jevcompat import validate
 
-from openjev_cli import answers, config, decide, errors, listen, serve
+from openjev_cli import answers, api, config, decide, errors, listen, serve
 from openjev_cli.admission import Gate
 from openjev_cli.engine.client import Cancelled
 from openjev_cli.request import Request
@@ -64,7 +64,7 @@ class Engine:
 class Running:
     """A service that listens."""
 
-    def __init__(self, service: serve.Service, engine: Engine, address: tuple[str, int]) -> None:
+    def __init__(self, service: api.Service, engine: Engine, address: tuple[str, int]) -> None:
         self.service = service
         self.engine = engine
         self.address = address
@@ -108,7 +108,7 @@ def running(
 ) -> Iterator[Running]:
     loaded = config.load(settings, env={"HOME": "/nonexistent"}, cwd=Path("/"))
     engine = Engine()
-    service = serve.Service(
+    service = api.Service(
         loaded, cast(decide.Session, engine), host="127.0.0.1" if is_local else "0.0.0.0", is_local=is_local
     )
     if opened:
@@ -411,7 +411,7 @@ def test_a_body_is_read_packed_and_in_parts(service: Running) -> None:
     packed = gzip.compress(json.dumps(BODY).encode())
     assert service.ask(packed, headers={"content-encoding": "gzip"}).status_code == 200
     assert service.ask(packed, headers={"content-encoding": "br"}).status_code == 415
-    bomb = gzip.compress(b" " * (serve.MAX_BODY_BYTES + 1))
+    bomb = gzip.compress(b" " * (api.MAX_BODY_BYTES + 1))
     assert service.ask(bomb, headers={"content-encoding": "gzip"}).status_code == 413
     parts = {"request": (None, json.dumps(BODY), "application/json")}
     assert service.http.post("/v1/systemone", files=parts).status_code == 200
@@ -429,17 +429,17 @@ def test_more_questions_than_allowed_are_refused(service: Running) -> None:
 
 
 def test_more_tokens_than_allowed_are_refused_before_any_is_read(service: Running) -> None:
-    service.engine.tokens = serve.MAX_TOKENS + 1
+    service.engine.tokens = api.MAX_TOKENS + 1
     reply = service.ask()
     assert reply.status_code == 422
     assert reply.json()["detail"][0]["msg"] == "131073 tokens to read: at most 131072 are allowed"
 
 
 def test_more_text_than_allowed_is_refused(service: Running) -> None:
-    reply = service.ask({**BODY, "state": "x" * (serve.MAX_TEXT_BYTES - 5)})
+    reply = service.ask({**BODY, "state": "x" * (api.MAX_TEXT_BYTES - 5)})
     assert reply.status_code == 422
     assert reply.json()["detail"][0]["msg"] == "524289 bytes of text to read: at most 524288 are allowed"
-    assert service.ask({**BODY, "state": "x" * (serve.MAX_TEXT_BYTES - 6)}).status_code == 200
+    assert service.ask({**BODY, "state": "x" * (api.MAX_TEXT_BYTES - 6)}).status_code == 200
     assert len(service.engine.asked) == 1
 
 
@@ -450,7 +450,7 @@ def test_a_body_too_large_is_refused_whether_announced_or_not(service: Running) 
         assert raw.recv(100).startswith(b"HTTP/1.1 413 ")
 
     def endless() -> Iterator[bytes]:
-        for _ in range(serve.MAX_BODY_BYTES // 1_000_000 + 1):
+        for _ in range(api.MAX_BODY_BYTES // 1_000_000 + 1):
             yield b" " * 1_000_000
 
     try:
@@ -575,7 +575,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
 
 
 def test_a_client_that_sends_its_body_slowly_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(api, "BODY_TIMEOUT_S", 0.3)
     with running(workers=1, queue=0) as service, socket.create_connection(service.address) as slow:
         slow.sendall(b"POST /v1/systemone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
         assert service.ask().status_code == 200
@@ -598,7 +598,7 @@ def test_a_client_that_never_ends_its_head_is_hung_up_on(monkeypatch: pytest.Mon
 
 
 def test_bodies_that_are_too_much_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "MAX_BUFFERED_BYTES", 1000)
+    monkeypatch.setattr(api, "MAX_BUFFERED_BYTES", 1000)
     with running() as service, socket.create_connection(service.address) as other:
         other.sendall(b"POST /v1/systemone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 990\r\n\r\n")
         other.sendall(b" " * 980)
