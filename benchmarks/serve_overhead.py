@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,8 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import httpx  # noqa: E402 - behind the path above
-import latency  # noqa: E402
+import latency  # noqa: E402 - behind the path above
 from latency_servers import Server, Servers  # noqa: E402
 
 from openjev_cli import child  # noqa: E402
@@ -53,13 +53,14 @@ def body(n_questions: int) -> JSON:
 
 def through_serve(url: str) -> Ask:
     """Return how `openjev serve` is asked."""
-    http = httpx.Client(timeout=120.0, trust_env=False)
+    host, port = url.removeprefix("http://").split(":")
+    # The same lean client as for the native route.
+    client = Client(lambda: socket.create_connection((host, int(port))))
 
     def ask(sent: JSON) -> tuple[float, float]:
         began_at_s = time.perf_counter()
-        reply = http.post(f"{url}/v1/systemone", json=sent)
+        spent = client.post("/v1/systemone", sent)["timing"]
         wall_ms = (time.perf_counter() - began_at_s) * 1000.0
-        spent = reply.raise_for_status().json()["timing"]
         return wall_ms, spent["queue_ms"] + spent["inference_ms"]
 
     return ask
