@@ -1,0 +1,147 @@
+"""`openjev record` and `openjev check` on the real engine: identical reruns, causes, selections, reports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.conftest import ROOT, Command
+
+SET = """\
+# The golden set; comments and order are ours to keep.
+questions: questions.txt
+cases:
+  - id: first
+    state: one.txt
+  - id: second
+    state: two.txt
+    expect:
+      refund: {between: [0, 1]}
+"""
+
+
+@pytest.fixture
+def folder(openjev: Command) -> Path:
+    (openjev.cwd / "questions.txt").write_text("refund: Refund?\nteam: Team? [billing | sales | other]\n")
+    (openjev.cwd / "one.txt").write_text("I was charged twice, give me my money back.")
+    (openjev.cwd / "two.txt").write_text("Do you sell in Norway?")
+    (openjev.cwd / "set.yaml").write_text(SET)
+    return openjev.cwd
+
+
+def record(openjev: Command, *arguments: str) -> str:
+    result = openjev("record", "set.yaml", *arguments)
+    assert (result.returncode, result.stdout) == (0, b"set.lock.json: 2 of 2 cases recorded\n")
+    return (openjev.cwd / "set.lock.json").read_text()
+
+
+def causes(openjev: Command, *arguments: str | Path, env: dict[str, str] | None = None) -> list[str]:
+    """The causes that a check names, without what was before and after."""
+    result = openjev("check", "set.yaml", "-f", "json", "--no-reversed", *arguments, env=env)
+    assert result.returncode in (0, 1), result.stderr.decode()
+    return [change.split(":")[0] for change in json.loads(result.stdout)["changes"]]
+
+
+def test_an_identical_rerun_agrees_at_tolerance_0_and_records_the_same_lock(
+    openjev: Command, folder: Path
+) -> None:
+    lock = record(openjev)
+    result = openjev("check", "set.yaml", "--tolerance", "0")
+    assert result.stdout.decode().splitlines()[-2:] == [
+        "tolerance 0 (as set, inclusive)",
+        "set.yaml: 2 cases agree",
+    ]
+    assert result.returncode == 0
+    assert record(openjev) == lock
+    assert (folder / "set.yaml").read_text() == SET
+    assert sorted(path.name for path in folder.iterdir() if path.suffix == ".part") == []
+
+
+def test_the_report_names_each_cause(
+    openjev: Command, folder: Path, tiny_hybrid: Path, generated: Path, llama_server: Path
+) -> None:
+    record(openjev, "--no-reversed")
+    assert causes(openjev) == []
+
+    other = generated / "other-seed.gguf"
+    if not other.exists():
+        script = ROOT / "scripts/generate_model.py"
+        subprocess.run([sys.executable, script, other, "--seed", "7"], check=True, cwd=ROOT)
+    assert causes(openjev, "--model", other) == ["model"]
+
+    assert causes(openjev, env={"OPENJEV_COMPACT_JSON": "false"}) == ["setting compact_json"]
+
+    # Another patch set: the same program under another name, whose build.json says so.
+    patched = folder / "patched"
+    patched.mkdir()
+    shutil.copy2(llama_server, patched / "llama-server")
+    facts = {"kind": "stock", "key": "a" * 64, "patch_set_sha256": "b" * 64, "llama_cpp": "b11434"}
+    described = llama_server.parent / "build.json"
+    if described.exists():
+        facts = {**json.loads(described.read_text()), "key": "a" * 64, "patch_set_sha256": "b" * 64}
+    (patched / "build.json").write_text(json.dumps(facts))
+    assert causes(openjev, env={"OPENJEV_LLAMA_SERVER": str(patched / "llama-server")})[:1] == ["patches"]
+
+    questions = folder / "questions.txt"
+    questions.write_text(questions.read_text().replace("Refund?", "A refund?"))
+    assert causes(openjev) == ["question refund"]
+
+
+def test_a_changed_template_is_a_cause_of_its_own(openjev: Command, folder: Path) -> None:
+    record(openjev, "--no-reversed")
+    lock = json.loads((folder / "set.lock.json").read_text())
+    (producer,) = lock["producers"].values()
+    # A template lies in the model file, whose digest would change with it; so the lock is changed instead.
+    producer["template"] = "0" * 32
+    (folder / "set.lock.json").write_text(json.dumps(lock))
+    assert causes(openjev) == ["template"]
+
+
+def test_updating_a_selection_changes_its_row_only(openjev: Command, folder: Path) -> None:
+    record(openjev)
+    before = (folder / "set.lock.json").read_text().splitlines()
+    (folder / "one.txt").write_text("Something else entirely.")
+    (folder / "two.txt").write_text("And this too.")
+    check = openjev("check", "set.yaml", "--filter", "first", "--update")
+    assert check.returncode in (0, 1)
+    after = (folder / "set.lock.json").read_text().splitlines()
+    changed = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 1
+    assert changed[0].startswith('"first": ')
+    assert "changed: state of first" in check.stdout.decode().splitlines()
+
+
+def test_a_failure_is_in_the_exit_code_the_xml_and_the_annotations(openjev: Command, folder: Path) -> None:
+    (folder / "set.yaml").write_text(SET.replace("{between: [0, 1]}", "{min: 1}"))
+    result = openjev("check", "set.yaml", "--junit", "out.xml", env={"GITHUB_ACTIONS": "true"})
+    lines = result.stdout.decode().splitlines()
+    assert result.returncode == 1
+    assert lines[-1].startswith("::error file=set.yaml,line=6,title=second refund::P(yes) ")
+    suite = ElementTree.parse(folder / "out.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "2", "0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("questions: questions.txt\ncases: []\n", "an empty set checks nothing"),
+        ("questions: questions.txt\ncases:\n  - state: gone.txt\n", "gone.txt: no such file"),
+        (SET.replace("{between: [0, 1]}", "{least: 0}"), "unknown expectation"),
+        (SET.replace("id: second", "id: first"), "the case first is there twice"),
+    ],
+)
+def test_a_set_that_cannot_be_checked_never_passes(
+    text: str, message: str, openjev: Command, folder: Path
+) -> None:
+    (folder / "set.yaml").write_text(text)
+    for command in ("check", "record"):
+        result = openjev(command, "set.yaml")
+        assert (result.stdout, result.returncode) == (b"", 2)
+        assert message in result.stderr.decode()
+    assert not (folder / "set.lock.json").exists()
