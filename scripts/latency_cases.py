@@ -13,7 +13,8 @@ from pathlib import Path
 
 import generate_images
 
-from openjev_cli import images, questions, reading
+from openjev_cli import images, reading
+from openjev_cli import questions as questions_
 from openjev_cli import state as states
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "cases"
@@ -55,8 +56,8 @@ class Case:
         return any(step.state in PICTURES for step in self.steps)
 
 
-def _single(name: str, state: str, count: int, goal: str, **more: bool) -> Case:
-    return Case(name, (Step(name, state, tuple(range(count))),), {name: goal}, **more)
+def _single(name: str, state: str, count: int, goal: str, *, is_heavy: bool = False) -> Case:
+    return Case(name, (Step(name, state, tuple(range(count))),), {name: goal}, is_heavy=is_heavy)
 
 
 def _rotation(count: int) -> Case:
@@ -128,7 +129,7 @@ class Library:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
         self._values: dict[str, reading.Value] = {}
-        self._questions: dict[str, tuple[questions.Question, ...]] = {}
+        self._questions: dict[str, tuple[questions_.Question, ...]] = {}
         self._pictures: dict[str, bytes] = {}
 
     def state(self, name: str, identifier: str) -> states.State:
@@ -148,7 +149,7 @@ class Library:
             del changed["history"]
         return states.from_value(changed, compact=variant != "spaced")
 
-    def questions(self, name: str) -> tuple[questions.Question, ...]:
+    def questions(self, name: str) -> tuple[questions_.Question, ...]:
         """Return the question list of a state."""
         base = name.partition(":")[0]
         # The four texts in rotation share a list; pictures are asked what a page is asked.
@@ -156,13 +157,13 @@ class Library:
         if base not in self._questions:
             path = self._folder / f"{base}.questions.json"
             parsed = reading.parse_json(path.read_text(encoding="utf-8"), name=path.name)
-            found, problems = questions.from_wire(parsed)
+            found, problems = questions_.from_wire(parsed)
             if problems:
                 raise SystemExit(f"{path}: {reading.describe(problems[0])}")
             self._questions[base] = found
         return self._questions[base]
 
-    def asked(self, step: Step) -> tuple[questions.Question, ...]:
+    def asked(self, step: Step) -> tuple[questions_.Question, ...]:
         """Return the questions of a step."""
         every = self.questions(step.state)
         return tuple(every[i] for i in step.asked)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import signal
-import socket
+import socket as sockets
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Server:
     process: runtime.Process
     words: tuple[str, ...]
 
-    def connect(self) -> socket.socket:
+    def connect(self) -> sockets.socket:
         """Open a connection to it, and to nothing else."""
         return runtime.connect(self.socket, self.process)
 
