@@ -128,7 +128,19 @@ def memory(count: int) -> dict[str, Any]:
     """Return the resident memory of a long `--each --where --reuse` at ten points of its input."""
     variants = states(50, "cached")
     process = subprocess.Popen(
-        [*OPENJEV, "ask", "--each", "-", "--as", "lines", *QUESTIONS[:2], *QUESTIONS[4:], "--reuse", "--where", "refund > 0.5"],
+        [
+            *OPENJEV,
+            "ask",
+            "--each",
+            "-",
+            "--as",
+            "lines",
+            *QUESTIONS[:2],
+            *QUESTIONS[4:],
+            "--reuse",
+            "--where",
+            "refund > 0.5",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
