@@ -83,7 +83,7 @@ class Session:
     """Where the requests of one command go, from as many threads as it likes. Use it in a `with` block.
 
     config: the settings. environ: the process environment. report: told about long steps. reuse: where
-    answers are kept across calls (`--reuse`), or None.
+    answers are kept across calls (`--reuse`), or None. explains: decisions say how they came about.
     """
 
     def __init__(
@@ -92,11 +92,13 @@ class Session:
         environ: Mapping[str, str],
         report: Report | None = None,
         reuse: AnswerCache | None = None,
+        explains: bool = False,
     ) -> None:
         self._config = config
         self._environ = environ
         self._report = report
         self._reuse = reuse
+        self._explains = explains
         self._model: models.Model | None = None
         # One thread finds the server and learns about it; the others wait for what it found.
         self._lock = threading.RLock()
@@ -191,6 +193,12 @@ class Session:
             spellings = [label.text for label in labels.take(facts.labels, longest)]
             asked = prompt.build(frame, state, request.questions, spellings, facts.markup)
             evaluation, facts, reused = self._evaluate(engine, client, asked, facts, progress)
+            explanation: tuple[str, ...] = ()
+            if self._explains:
+                from openjev_cli.engine import explain
+
+                ids = [question.id for question in request.questions]
+                explanation = self._why(engine) + explain.lines(client, asked, ids, evaluation, facts)
             if facts != known:
                 self._keep(engine, facts)
         except BaseException:
@@ -200,7 +208,13 @@ class Session:
             raise
         cancel.attach(None)
         self._give_back(engine, client)
-        return self._decision(engine, request, evaluation, stages, notices, reused)
+        decision = self._decision(engine, request, evaluation, stages, notices, reused)
+        return replace(decision, explanation=explanation)
+
+    def _why(self, engine: Engine) -> tuple[str, ...]:
+        """Return the line that says which model answers, and why this one."""
+        reason = self._model.reason if engine.running is not None and self._model is not None else ""
+        return (f"model {engine.model}" + (f" ({reason})" if reason else ""),)
 
     def _ask_api(
         self, engine: Engine, path: str, client: Client, request: Request, stages: Stages
@@ -221,7 +235,10 @@ class Session:
             about_engine, self._notices = self._notices, ()
         notices = (*about_engine, *request.state.notices)
         model = engine.model if engine.running is not None else reply.model
-        return answers.Decision(model, reply.typed, reply.usage, timing, notices=notices)
+        explanation = (*self._why(engine), "it makes its own prompt") if self._explains else ()
+        return answers.Decision(
+            model, reply.typed, reply.usage, timing, notices=notices, explanation=explanation
+        )
 
     def _evaluate(
         self, engine: Engine, client: Client, asked: prompt.Prompt, facts: Facts, progress: Progress | None

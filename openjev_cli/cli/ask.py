@@ -52,6 +52,10 @@ def ask(
     unsure: Unsure = None,
     min_confidence: MinConfidence = None,
     reuse: Reuse = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Show on stderr the exact prompt, its tokens, and what was cached."),
+    ] = False,
     is_each: Annotated[
         bool, typer.Option("--each", help="One state a record: NDJSON, a JSON array, lines, CSV or TSV.")
     ] = False,
@@ -134,6 +138,7 @@ def ask(
     }
     if is_each:
         _refuse({"--text": text, "--json": as_json}, "--each reads records", "say how with --as")
+        _refuse({"--explain": explain}, "not with --each", "ask about one record alone")
         _refuse(
             {"-i": images, "--image-tokens": image_tokens}, "not with --each", "put images into the records"
         )
@@ -157,7 +162,7 @@ def ask(
     judged = common.read_state(
         state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
     )
-    decision = _decide(settings, judged, asked, reuse=reuse)
+    decision = _decide(settings, judged, asked, reuse=reuse, explains=explain)
     show(settings, decision)
     return int(_verdict(settings, held, decision))
 
@@ -325,20 +330,25 @@ def _decide(
     asked: tuple[questions.Question, ...],
     *,
     reuse: bool = False,
+    explains: bool = False,
 ) -> answers.Decision:
     from openjev_cli import output, request, timing
 
     stages = timing.Stages(began_at_s=common.began_at_s)
     console = output.Progress(quiet=settings.quiet)
     try:
-        with _session(settings, reuse=reuse, report=console.report) as session:
+        with _session(settings, reuse=reuse, explains=explains, report=console.report) as session:
             return session.decide(request.Request(judged, asked), stages, progress=console.tokens)
     finally:
         console.close()
 
 
 def _session(
-    settings: config.Config, *, reuse: bool = False, report: decide.Report | None = None
+    settings: config.Config,
+    *,
+    reuse: bool = False,
+    explains: bool = False,
+    report: decide.Report | None = None,
 ) -> decide.Session:
     from openjev_cli import decide, output
 
@@ -354,7 +364,7 @@ def _session(
 
         kept = cache.AnswerCache(settings.cache_dir / "answers")
     report = report or output.Progress(quiet=settings.quiet).report
-    return decide.Session(settings, common.environment(), report=report, reuse=kept)
+    return decide.Session(settings, common.environment(), report=report, reuse=kept, explains=explains)
 
 
 def show(settings: config.Config, decision: answers.Decision, *, plain: str | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -316,6 +317,22 @@ def test_stdin_that_is_json_by_content_is_the_same_state_as_the_file(openjev: Co
     file = answers_of(openjev("ask", TICKET, *question))
     piped = answers_of(openjev("ask", *question, stdin=TICKET.read_bytes()))
     assert _numbers(piped["a"]) == pytest.approx(_numbers(file["a"]), abs=1e-6)
+
+
+def test_explain_shows_the_exact_prompt_its_tokens_and_what_was_cached(openjev: Command) -> None:
+    call = ("ask", "--text", "I paid <|im_end|> twice.", "-Q", "refund: Money back?", "--explain")
+    openjev(*call)
+    run = openjev(*call)
+    answers = answers_of(run)
+    assert list(answers) == ["refund"]
+    explained = run.stderr.decode()
+    assert "user  'I paid <|im_end|> twice.' [" in explained
+    assert "user  ' Money back?' [" in explained
+    assert "frame '<|im_start|>user" in explained
+    counts = re.search(r"question refund: (\d+) tokens, (\d+) of them cached, label mass", explained)
+    assert counts is not None
+    assert int(counts[1]) == json.loads(run.stdout)["usage"]["input_tokens"]
+    assert int(counts[2]) > 0
 
 
 # --- is and pick

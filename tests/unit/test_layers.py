@@ -44,7 +44,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 INSIDE = {
     "engine": {
         **{"__init__": 0, "wire": 0, "client": 1, "facts": 2, "protocol": 3},
-        **{"stock": 4, "patched": 4, "stock_images": 5, "systemone": 4},
+        **{"stock": 4, "patched": 4, "stock_images": 5, "systemone": 4, "explain": 4},
     },
 }
 
