@@ -45,6 +45,7 @@ from llama_tools import (
 
 EXIT_FAILED = 4
 EXIT_INTERRUPTED = 130
+PROOF_NOT_RUN = 2  # exit code of a proof that showed nothing either way
 MIN_FREE_BYTES = 1_500_000_000
 
 HERE = Path(__file__).resolve().parent
@@ -304,6 +305,8 @@ class Builder:
         if process.returncode == 0:
             self.progress.note("".join(said) or "proven")
             return
+        if process.returncode == PROOF_NOT_RUN:
+            raise BuildError(f"llama-server could not be proven ({''.join(said)})", "run this again")
         reason = "".join(said) or f"its proof exits with {process.returncode}"
         # What was kept under this key before lies just as much.
         shutil.rmtree(self.root / plan.key, ignore_errors=True)

@@ -240,6 +240,16 @@ def test_no_binary_is_left_when_every_variant_fails_its_proof(checkout: Checkout
     assert not (checkout.cache / "current").exists()
 
 
+def test_proof_that_shows_nothing_either_way_condemns_no_binary(checkout: Checkout) -> None:
+    result = checkout.build(proof=checkout.proof("echo 'not run: too busy'; exit 2"))
+    assert (result.returncode, result.stdout) == (4, "")
+    assert result.stderr.splitlines()[-2:] == [
+        "error: llama-server could not be proven (not run: too busy)",
+        "next:  run this again",
+    ]
+    assert said(checkout.build().stdout.strip()) == ["one", "base", "native"]
+
+
 def test_retry_takes_back_a_binary_that_no_longer_proves(checkout: Checkout) -> None:
     assert checkout.build("--variant", "native").returncode == 0
     assert checkout.build("--variant", "native", "--retry", proof="false").returncode == 4
@@ -406,7 +416,7 @@ Server(sys.argv[sys.argv.index("--host") + 1], Handler).serve_forever()
 
 def prove(binary: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, PROOF, binary], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, PROOF, binary], capture_output=True, text=True, timeout=900, check=False
     )
 
 
@@ -426,6 +436,21 @@ def test_binary_that_crashes_or_lies_fails_the_proof(tmp_path: Path, fault: str,
     result = prove(binary)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.strip().startswith(expected)
+
+
+def test_server_that_does_not_answer_is_not_called_wrong(tmp_path: Path) -> None:
+    binary = tmp_path / "llama-server"
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o755)
+    result = subprocess.run(
+        [sys.executable, PROOF, binary, "--timeout", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "proof not run: the server did not get ready in time\n"
 
 
 def test_small_server_without_a_fault_passes_the_proof(tmp_path: Path) -> None:
