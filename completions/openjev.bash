@@ -95,7 +95,7 @@ _openjev() {
             if [[ $current == -* ]]; then
                 case "$path" in
                     "") words="--version -h --help" ;;
-                    " ask") words="-q --questions -Q --question --fail-if --unsure --min-confidence --reuse --each --as --field --id-field --where --add --unordered --strict --start-at -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --timing --no-timing --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " ask") words="-q --questions -Q --question --fail-if --unsure --min-confidence --reuse --explain --each --as --field --id-field --where --add --unordered --strict --start-at -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --timing --no-timing --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " is") words="--unsure -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " pick") words="-o --option --min-p -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " check") words="--filter --update --junit --tolerance --reversed --no-reversed --unsure -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;

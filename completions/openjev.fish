@@ -31,6 +31,7 @@ complete -c openjev -n '__openjev_path " ask"' -l fail-if -x -d 'Exit with 1 whe
 complete -c openjev -n '__openjev_path " ask"' -l unsure -x -d 'A yes/no probability inside this band is unsure: exit 7.'
 complete -c openjev -n '__openjev_path " ask"' -l min-confidence -x -d 'A choice less confident is unsure: exit 7.'
 complete -c openjev -n '__openjev_path " ask"' -l reuse -d 'Take exact answers from earlier calls, and keep new ones.'
+complete -c openjev -n '__openjev_path " ask"' -l explain -d 'Show on stderr the exact prompt, its tokens, and what was cached.'
 complete -c openjev -n '__openjev_path " ask"' -l each -d 'One state a record: NDJSON, a JSON array, lines, CSV or TSV.'
 complete -c openjev -n '__openjev_path " ask"' -l as -x -a 'ndjson json lines csv tsv' -d 'Read records as ndjson, json, lines, csv or tsv.'
 complete -c openjev -n '__openjev_path " ask"' -l field -x -d 'The field of a record that is the state: user.text'

@@ -357,7 +357,7 @@ def ask(
         }
         return Result(case, straight, frozenset(flips))
 
-    return list(Pool(cases, work, workers=session.slots()))
+    return list(Pool(cases, work, workers=session.workers(len(asked))))
 
 
 def _reversed(question: questions.Question) -> questions.Question | None:

@@ -137,6 +137,11 @@ class Session:
             makes_prompts_itself = engine.api is not None
             return facts.n_slots if makes_prompts_itself or facts.abilities.get("decide") else 1
 
+    def workers(self, n_questions: int) -> int:
+        """Return how many requests of so many questions keep the slots busy, with one that waits for them."""
+        slots = self.slots()
+        return min(slots, slots // min(slots, n_questions) + 1)
+
     def provenance(self) -> Provenance:
         """Return what produces the answers of this session; finds or starts the engine."""
         with self._lock:

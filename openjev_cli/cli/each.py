@@ -38,7 +38,9 @@ def each(
     """Ask the questions of every record of a file or of stdin; returns the exit code."""
     plan = _plan(asked, settings, options)
     source = _source(argument, options.form)
-    run = stream.Run(source, plan, session, workers=session.slots(), is_ordered=not options.unordered)
+    run = stream.Run(
+        source, plan, session, workers=session.workers(len(asked)), is_ordered=not options.unordered
+    )
     printer = stream_output.Printer(
         source,
         asked,
