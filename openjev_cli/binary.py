@@ -18,7 +18,7 @@ OLDEST_RELEASE = "b9670"
 @dataclass(frozen=True)
 class Binary:
     """A llama-server. kind: "patched" (built by scripts/build-llama.sh) or "stock" (any other).
-    build: the key of the build, "" when unknown. abilities: what its build.json lists, e.g. "exit_idle".
+    build: the key of the build, "" when unknown. abilities: options its patches add: "exit_idle" or none.
     backend: "cpu", "cuda", "metal" or "vulkan". notice: one line to show once per start, or None."""
 
     path: Path
@@ -82,13 +82,14 @@ def _describe(path: Path) -> Binary:
         facts = None
     if not isinstance(facts, dict):
         return Binary(path, "stock")
-    abilities = facts.get("abilities")
+    patches = facts.get("patches")
+    names = [str(name) for name in patches] if isinstance(patches, list) else []
     return Binary(
         path,
         "patched" if facts.get("kind") == "patched" else "stock",
         build=str(facts.get("key", "")),
         release=str(facts.get("llama_cpp", "")),
-        abilities=frozenset(map(str, abilities)) if isinstance(abilities, list) else frozenset(),
+        abilities=frozenset({"exit_idle"} if any("exit-when-idle" in name for name in names) else ()),
         backend=str(facts.get("backend") or "cpu").lower(),
     )
 

@@ -293,6 +293,7 @@ SETTINGS: tuple[Setting, ...] = (
         env="OPENJEV_TEMPLATE_CACHE",
     ),
 )
+_FIX_FILES = "Correct that; `openjev config path` shows the files read."
 _BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
 KEYS: tuple[str, ...] = tuple(_BY_KEY)
 
@@ -463,7 +464,9 @@ def load(flags: Mapping[str, object], *, env: Mapping[str, str], cwd: Path) -> C
             else:
                 sources[key] = Source(kind, name)
     if problems:
-        raise errors.collect(problems, next_step="Correct that; `openjev config path` shows the files read.")
+        is_flags = all(problem.startswith("--") for problem in problems)
+        next_step = "Correct that; --help shows the options." if is_flags else _FIX_FILES
+        raise errors.collect(problems, next_step=next_step)
 
     cache_dir = values.pop("cache_dir")
     if cache_dir is None:

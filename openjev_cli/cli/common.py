@@ -36,6 +36,15 @@ Format = Annotated[
         help="Output format. Default: a table on a terminal, else JSON.",
     ),
 ]
+PlainFormat = Annotated[
+    str | None,
+    typer.Option(
+        "-f",
+        "--format",
+        metavar="table|json|jsonl|tsv|value",
+        help="Output format. Default: the bare answer.",
+    ),
+]
 Timing = Annotated[
     bool | None, typer.Option("--timing/--no-timing", help="Show where the time went below a table.")
 ]
@@ -145,7 +154,7 @@ def read_state(
 
     tokens = images_.DEFAULT_TOKENS if image_tokens is None else images_.budget(image_tokens)
     if not images:
-        return _read_state(argument, text, as_json, settings, tokens)
+        return _not_blank(_read_state(argument, text, as_json, settings, tokens))
     shown = _read_images(images, tokens)
     is_alone = argument is None and text is None
     state = None if is_alone else _read_state(argument, text, as_json, settings, tokens)
@@ -200,6 +209,13 @@ def _read_state(
     form: states.Form | None = "json" if as_json else "text" if text == "-" else None
     data = read_stdin("the state")
     return states.from_stdin(data, form=form, compact=compact, image_tokens=tokens)
+
+
+def _not_blank(state: states.State) -> states.State:
+    """Refuse a state that holds nothing: an answer about it would only hide that a command before failed."""
+    if state.kind == "text" and not state.images and not state.text.strip():
+        raise errors.InputError("the state is empty", next_step="check the file, or what is piped in")
+    return state
 
 
 def _refuse_both(argument: str | None, text: str) -> None:

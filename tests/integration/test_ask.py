@@ -155,11 +155,11 @@ def test_spaces_and_think_tags_of_a_state_are_answered_the_same_each_time(
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])
-def test_a_blank_state_is_answered_the_same_each_time(openjev: Command, text: str) -> None:
-    """Case F06."""
-    one = answers_of(openjev("ask", "--text", "-", "-Q", "a: Is it urgent?", stdin=text))
-    two = answers_of(openjev("ask", "--text", "-", "-Q", "a: Is it urgent?", stdin=text))
-    assert _numbers(one["a"]) == pytest.approx(_numbers(two["a"]), abs=1e-5)
+def test_a_blank_state_is_refused(offline: Command, text: str) -> None:
+    """Case F06: what an upstream command that failed pipes in is no verdict."""
+    run = offline("ask", "-", "-Q", "a: Is it urgent?", stdin=text)
+    assert run.returncode == 2
+    assert run.stderr.decode().splitlines()[0] == "error: the state is empty"
 
 
 def test_a_chat_with_an_assistant_is_rendered_by_the_models_template(openjev: Command) -> None:

@@ -26,7 +26,7 @@ def test_the_named_program_comes_before_the_build_and_the_build_before_the_path(
         "llama_cpp": "b11434",
         "kind": "patched",
         "key": "abc",
-        "abilities": ["decide", "exit_idle"],
+        "patches": ["0001-amx-tile-config-and-batches", "0005-exit-when-idle"],
         "backend": "CUDA",
     }
     (built.parent / "build.json").write_text(json.dumps(facts))
@@ -38,7 +38,7 @@ def test_the_named_program_comes_before_the_build_and_the_build_before_the_path(
     ]
     assert found == [
         Binary(named, "stock"),
-        Binary(built, "patched", "abc", "b11434", frozenset({"decide", "exit_idle"}), "cuda"),
+        Binary(built, "patched", "abc", "b11434", frozenset({"exit_idle"}), "cuda"),
         Binary(
             other,
             "stock",
@@ -69,7 +69,7 @@ def test_without_any_the_error_says_where_it_looked_and_what_to_run(
     assert caught.value.next_step.startswith("run scripts/build-llama.sh")
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"kind": 5, "abilities": "x"}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"kind": 5, "patches": "x"}'])
 def test_a_damaged_build_json_makes_it_stock(tmp_path: Path, content: str) -> None:
     path = write_program(tmp_path / "llama-server")
     (tmp_path / "build.json").write_text(content)
