@@ -23,7 +23,8 @@ def main() -> None:
         code = _closed_pipe()
     except OSError as exc:
         code = max(code, 2)
-        _last_words(f"error: the output could not be written: {exc.strerror}")
+        _last_words(f"error: cannot write to standard output: {exc.strerror}")
+        _last_words("next: Send the output to a file or pipe that takes it, and repeat.")
     # Not sys.exit: closing the streams again at shutdown would turn a full disk into exit code 120.
     os._exit(code)
 

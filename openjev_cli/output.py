@@ -331,7 +331,7 @@ def _write(data: bytes) -> None:
     """Write all bytes to stdout and flush. A closed pipe stays a BrokenPipeError, for the entry to end on."""
     stream = sys.stdout
     if stream is None:
-        raise _unwritable("it is closed")
+        raise unwritable("it is closed")
     try:
         stream.flush()
         # Below the text layer: no translation of line ends or encoding.
@@ -340,13 +340,14 @@ def _write(data: bytes) -> None:
     except BrokenPipeError:
         raise
     except OSError as exc:
-        _abandon_stdout()
-        raise _unwritable(exc.strerror or str(exc)) from exc
+        raise unwritable(exc.strerror or str(exc)) from exc
     except ValueError as exc:
-        raise _unwritable("it is closed") from exc
+        raise unwritable("it is closed") from exc
 
 
-def _unwritable(reason: str) -> errors.InputError:
+def unwritable(reason: str) -> errors.InputError:
+    """Return the error for a stdout that takes nothing, after giving up what is still in its buffer."""
+    _abandon_stdout()
     return errors.InputError(
         f"cannot write to standard output: {reason}",
         next_step="Send the output to a file or pipe that takes it, and repeat.",

@@ -168,7 +168,7 @@ def choice(text: str, options: Sequence[str]) -> Choice:
     if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
         problems.append(f"{len(options)} given with -o: {MIN_OPTIONS} to {MAX_OPTIONS} options are allowed")
     if problems:
-        raise errors.collect(problems, next_step="openjev pick --help")
+        raise errors.collect(problems, next_step="write \\: for a colon in a name; see openjev pick --help")
     return Choice("q1", reading.visible(text), tuple(found))
 
 

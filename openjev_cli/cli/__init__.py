@@ -5,6 +5,7 @@ Only the command that is called is imported: what all of them would load takes l
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -23,7 +24,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "is": ("ask", "is_", "Answer one yes/no question: exit code 0 for yes, 1 for no."),
     "pick": ("ask", "pick", "Choose one of the options and print its name."),
     "check": ("check", "check", "Compare answer sets with what they expect and with their locks."),
-    "record": ("check", "record", "Write the answers of answer sets into their locks."),
+    "record": (
+        "check",
+        "record",
+        "Answer the cases of answer sets and write the answers, with what produced them, into their locks.",
+    ),
     "serve": ("serve", "serve", "Answer over HTTP: POST /v1/systemone, as TypeSafe's API does."),
     "server": (
         "server",
@@ -32,7 +37,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "models": ("models", "app", "List, fetch, check and remove model files."),
     "config": ("config", "app", "Show and change settings, and where each came from."),
-    "doctor": ("doctor", "doctor", "Check everything and name what to fix."),
+    "doctor": (
+        "doctor",
+        "doctor",
+        "Check the engine, the models and this machine, ask a known question, and name what to fix.",
+    ),
 }
 
 
@@ -106,6 +115,12 @@ def run(arguments: list[str], *, began_at_s: float) -> int:
 
             traceback.print_exc()
         return _failed(exc)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+        from openjev_cli import output
+
+        return _failed(output.unwritable(exc.strerror or "no space left"))
     except typer.Abort as exc:
         raise KeyboardInterrupt from exc
     except TyperException as exc:

@@ -214,6 +214,9 @@ class Client:
         detail = error if isinstance(error, dict) else {}
         if detail.get("type") == "exceed_context_size_error":
             raise does_not_fit(int(detail.get("n_prompt_tokens") or 0), int(detail.get("n_ctx") or 0))
+        if status == 503 and "shutting down" in str(detail.get("message")):
+            # Idle exit or `server stop` got there first: as if it had been gone already.
+            raise errors.ConnectionLost(f"{self.name} was shutting down", next_step=self.advice)
         raise errors.EngineError(
             f"{self.name} refused {path} with status {status}: {_one_line(detail.get('message'))}",
             next_step=self.advice,

@@ -277,6 +277,24 @@ def test_a_full_disk_behind_stdout_is_one_line_and_no_verdict(openjev: Command) 
     assert "Traceback" not in run.stderr.decode()
 
 
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("ask", "--help")])
+def test_a_full_disk_behind_help_is_no_bug(offline: Command, arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        run = subprocess.run(
+            offline.argv(*arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=dict(offline.environment),
+            cwd=offline.cwd,
+            check=False,
+        )
+    assert run.returncode == 2
+    assert run.stderr.decode().splitlines()[0] == (
+        "error: cannot write to standard output: No space left on device"
+    )
+
+
 # --- stdin
 
 

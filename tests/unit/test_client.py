@@ -178,6 +178,12 @@ def test_a_prompt_that_does_not_fit_is_an_input_error_with_both_numbers(serve: S
     )
 
 
+def test_a_server_that_is_shutting_down_is_a_lost_connection(serve: Serve) -> None:
+    reply = _error(503, type="unavailable_error", message="The server is shutting down")
+    with Client(serve(reply).connect) as client, pytest.raises(errors.ConnectionLost):
+        client.post("/decide", {})
+
+
 def test_a_model_that_loads_is_waited_for(serve: Serve) -> None:
     loading = _error(503, type="unavailable_error", message="Loading model")
     with Client(serve(loading, loading, OK).connect) as client:
