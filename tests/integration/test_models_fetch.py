@@ -17,14 +17,13 @@ from openjev_cli import config, errors, models
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = models.PROFILES["tiny"]
+# How the errors name the installer of this interpreter.
+PIP = f"{Path(sys.executable).name} -m pip"
 
 FETCH = """
 import os, sys
 from pathlib import Path
 from openjev_cli import config, errors, models
-
-# How the errors name the installer of this interpreter.
-PIP = f"{Path(sys.executable).name} -m pip"
 loaded = config.load({}, env=os.environ, cwd=Path("/"))
 try:
     print(models.resolve(loaded, on_progress=lambda line: print(line, file=sys.stderr)).path)
