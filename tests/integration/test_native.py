@@ -115,7 +115,7 @@ def test_an_image_reaches_a_native_model(openjev: Command, native_model: Path, t
     done = openjev(
         "ask", CASES / "C01_plain.png", *WORDS, "--model", native_model, "--mmproj", tiny_projector
     )
-    alone = openjev("ask", "--text", "", *WORDS, "--model", native_model, "--mmproj", tiny_projector)
+    alone = openjev("ask", "--text", ".", *WORDS, "--model", native_model, "--mmproj", tiny_projector)
     assert done.returncode == 0, done.stderr
     seen, unseen = (json.loads(each.stdout)["usage"]["input_tokens"] for each in (done, alone))
     assert seen > unseen
