@@ -8,6 +8,7 @@ from pathlib import Path
 from openjev_cli.errors import ServerError
 
 SLOTS = 8
+HTTP_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def flags(settings: Settings) -> tuple[Flag, ...]:
         ),
         Flag("--ctx-size", str(s.n_ctx * s.slots), "every slot gets the whole promised context"),
         Flag("--parallel", str(s.slots), "questions of a request are read in one batch"),
+        Flag("--threads-http", str(HTTP_THREADS), "a request that waits its turn holds one"),
         Flag("--no-kv-unified", None, "no request may fail because another one filled a shared pool"),
         Flag("--ctx-checkpoints", str(s.checkpoints), "resume points of hybrid models; each holds memory"),
         Flag("--cache-ram", str(s.cache_ram_mib), "states come back without being read again; MiB"),

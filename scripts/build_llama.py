@@ -257,6 +257,9 @@ class Builder:
             "CMAKE_CXX_COMPILER": plan.compiler.cxx,
             "CMAKE_PROJECT_INCLUDE": str(HERE / "unity.cmake"),
         }
+        if plan.kind == "patched":
+            # Not among the plan's options: the objects of all patch sets lie in one folder.
+            options["OPENJEV_PATCH_SET"] = plan.patch_set_sha256[:16]
         self.step([*map(str, configure), *(f"-D{name}={value}" for name, value in options.items())], log)
         self.step([ninja, "-C", str(work / "build"), "-j", str(self.jobs), "llama-server"], log)
 

@@ -351,6 +351,8 @@ def parse_options() -> argparse.Namespace:
     add("--stock", type=Path, help="default: the build of scripts/build-llama.sh --stock")
     add("--endpoint", action="append", metavar="NAME|NAME=URL", default=[],
         help=f"{', '.join(OWN_ENDPOINTS)} (default: these four), or NAME=URL beside them; may repeat")  # fmt: skip
+    add("--own-pid", action="append", type=int, metavar="PID", default=[],
+        help="a process behind a NAME=URL: its work is not other load; may repeat")  # fmt: skip
     add("--case", action="append", metavar="NAME", default=[],
         choices=[case.name for case in CASES] + list(SPECIAL), help="only this case; may repeat")  # fmt: skip
     add(
@@ -553,7 +555,7 @@ def main() -> int:
         counter = Prompter(servers.get("before" if "before" in options.own else options.own[0]))
         made = make_endpoints(options, servers, counter)
         receipt["argv"] = {name: server.shown() for name, server in servers.running.items()}
-        watch = machine.Watch(servers.pids)
+        watch = machine.Watch(lambda: [*servers.pids(), *options.own_pid])
         bench = Bench(options, servers, library, Trials(options.trials), watch, made, counter)
         measure(bench, receipt, options)
         receipt["minutes"] = round(receipt.get("minutes", 0.0) + (time.monotonic() - began_at_s) / 60, 1)

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 OPTIONS = (
-    "--model --host --ctx-size --parallel --no-kv-unified --ctx-checkpoints --cache-ram --jinja --flash-attn "
-    "--threads --threads-batch --sleep-idle-seconds"
+    "--model --host --ctx-size --parallel --threads-http --no-kv-unified --ctx-checkpoints --cache-ram --jinja "
+    "--flash-attn --threads --threads-batch --sleep-idle-seconds"
 )
 
 

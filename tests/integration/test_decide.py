@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -438,10 +439,11 @@ def test_fuzzed_bodies_are_refused_or_answered_and_the_server_lives(
 # --- abilities, life ---
 
 
-def test_props_list_the_abilities(engine: Server) -> None:
+def test_props_list_the_abilities_and_name_the_patches(engine: Server, llama_server: Path) -> None:
     _, props = engine.call("GET", "/props")
     abilities = props["openjev"]
-    assert isinstance(abilities.pop("patch_set"), str)
+    build = json.loads((llama_server.parent / "build.json").read_bytes())
+    assert abilities.pop("patch_set") == build["patch_set_sha256"][:16]
     assert abilities == {"decide": 1, "checkpoints": 1, "grid": GRID, "exit_idle": 1}
 
 

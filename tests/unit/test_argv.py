@@ -22,8 +22,8 @@ PLAIN = argv.Settings(
 )
 BASE = (
     "--model", "/m/a.gguf", "--host", "/run/x.sock", "--ctx-size", "65536", "--parallel", "8",
-    "--no-kv-unified", "--ctx-checkpoints", "32", "--cache-ram", "512", "--no-context-shift", "--jinja",
-    "--no-webui", "--offline", "--log-colors", "off",
+    "--threads-http", "64", "--no-kv-unified", "--ctx-checkpoints", "32", "--cache-ram", "512",
+    "--no-context-shift", "--jinja", "--no-webui", "--offline", "--log-colors", "off",
 )  # fmt: skip
 CPU = ("--flash-attn", "off", "--threads", "2", "--threads-batch", "2", "--fit", "off")
 GPU = (
