@@ -444,7 +444,7 @@ def test_props_list_the_abilities_and_name_the_patches(engine: Server, llama_ser
     abilities = props["openjev"]
     build = json.loads((llama_server.parent / "build.json").read_bytes())
     assert abilities.pop("patch_set") == build["patch_set_sha256"][:16]
-    assert abilities == {"decide": 1, "checkpoints": 1, "grid": GRID, "exit_idle": 1}
+    assert abilities == {"decide": 1, "checkpoints": 1, "grid": GRID, "exit_idle": 1, "options": 1}
 
 
 def test_the_times_add_up_to_less_than_the_round_trip(engine: Server, rng: random.Random) -> None:

@@ -109,8 +109,7 @@ def engine(
 def tokens_of(engine: tuple[Client, Facts], state: str, question: questions.Question) -> list[int]:
     client, known = engine
     frame, _ = facts.frame_for(client, known, states.from_text(state))
-    spellings = [label.text for label in known.labels]
-    built = prompt.build(frame, states.from_text(state), [question], spellings, known.markup)
+    built = prompt.build(frame, states.from_text(state), [question], known.labels, known.markup)
     tokens, _ = to_tokens(client, built, known)
     return [*tokens.prefix, *tokens.suffixes[0]]
 
