@@ -199,7 +199,6 @@ SETTINGS: tuple[Setting, ...] = (
         _probability,
         None,
         "share of what the model would say without the state that is taken off; by default as suits the profile",
-        flag="--prior",
     ),
     Setting("connect", _text, None, "URL or socket of a running server to ask", flag="--connect"),
     Setting(

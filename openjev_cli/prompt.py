@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openjev_cli import images as images_
-from openjev_cli import questions, reading
+from openjev_cli import errors, questions, reading
 from openjev_cli import state as states
 from openjev_cli.labels import Label
 
@@ -280,9 +280,15 @@ def _suffix(question: questions.Question, labels: Sequence[Label], cue: str) -> 
 
 def _suffix_words(question: questions.Question, cue: str) -> Suffix:
     offered = options_of(question)
+    names = [reading.visible(name) for name, _ in offered]
+    if len(set(names)) != len(names):
+        raise errors.InputError(
+            f"question {question.id}: two options look the same to the model, which is to tell them by their text",
+            next_step="rename one of them, or read letters instead: --readout letters",
+        )
     reply = REPLY_LEVEL_WORDS if isinstance(question, questions.Score) else REPLY_OPTION_WORDS
     # The answer begins as the options do in the list, with a space: the same tokens there and here.
-    options = tuple((Segment(" " + reading.visible(name), special=False),) for name, _ in offered)
+    options = tuple((Segment(f" {name}", special=False),) for name in names)
     listed = _listed(question, [BULLET] * len(offered))
     return Suffix((*listed, Segment(reply + cue + ANSWER_WORDS, special=True)), options=options)
 

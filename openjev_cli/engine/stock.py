@@ -63,7 +63,9 @@ def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Token
     tries: list[words.Trie | None] = []
     for suffix in asked.suffixes:
         read = ids(suffix.segments)
-        trie = _trie([ids(option) for option in suffix.options], facts.end) if suffix.options else None
+        trie = None
+        if suffix.options:
+            trie = words.build([ids(option) for option in suffix.options], facts.end)
         tries.append(trie)
         if trie is None:
             suffixes.append(read)
@@ -73,21 +75,6 @@ def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Token
             labels += [branching.tokens for branching in trie.branchings]
     tokens = Tokens(facts.bos + ids(prefix), tuple(suffixes), tuple(labels), tuple(tries))
     return tokens, (replace(facts, frames=known) if new else facts)
-
-
-def _trie(options: Sequence[tuple[int, ...]], end: int) -> words.Trie:
-    try:
-        return words.build(options, end)
-    except ValueError as exc:
-        raise same_options() from exc
-
-
-def same_options() -> errors.InputError:
-    """Return the error for options that are the same tokens when they are read by their own text."""
-    return errors.InputError(
-        "two options of a question look the same to the model, so it cannot tell them apart by their text",
-        next_step="rename one of them, or read letters instead: --readout letters",
-    )
 
 
 def by_question(tokens: Tokens, readings: Sequence[Reading]) -> tuple[Reading, ...]:

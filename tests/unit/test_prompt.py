@@ -154,6 +154,19 @@ def test_a_chat_keeps_its_messages_and_the_question_comes_last() -> None:
     assert _text(built.prefix) == "<s>Be kind.</s><u>hello</u><u>Question:"
 
 
+def test_words_list_options_without_letters_and_name_each_as_it_may_be_answered() -> None:
+    frame = SKELETON.frame(("user", "user"))
+    assert frame is not None
+    built = prompt.build(frame, State("text", "S"), QUESTIONS, None)
+    assert _text(built.suffixes[1].segments) == (
+        " Team?\nOptions:\n- billing: Payments\n- sales\n"
+        "Reply with the option that fits best, as it is written.</u><a>Answer:"
+    )
+    options = [[_text(option) for option in suffix.options] for suffix in built.suffixes]
+    assert options == [[" yes", " no"], [" billing", " sales"], [" low", " high"]]
+    assert not any(suffix.labels for suffix in built.suffixes)
+
+
 def test_an_empty_state_leaves_no_empty_segment() -> None:
     frame = SKELETON.frame(("user", "user"))
     assert frame is not None
