@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openjev_cli import images as images_
 from openjev_cli import errors, questions, reading
+from openjev_cli import images as images_
 from openjev_cli import state as states
 from openjev_cli.labels import Label
 
