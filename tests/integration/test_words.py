@@ -60,17 +60,17 @@ def some_options(rng: random.Random, count: int) -> list[list[int]]:
     return [list(one) for one in sorted(found, key=lambda _: rng.random())]
 
 
-@pytest.mark.parametrize(("count", "questions"), [(2, 1), (5, 3), (26, 2)])
+@pytest.mark.parametrize(("count", "questions"), [(2, 1), (5, 3), (26, 1)])
 def test_options_have_the_probability_of_being_written_token_by_token(
     engine: Server, count: int, questions: int
 ) -> None:
     rng = random.Random(count)
-    prefix = some_tokens(rng, 90)
+    prefix = some_tokens(rng, 20)
     asked = [(some_tokens(rng, 9), some_options(rng, count)) for _ in range(questions)]
+    expected_of = [by_labels(engine, prefix, ids, options) for ids, options in asked]
     for cache_prompt in (False, True, True):
         results = ask(engine, prefix, asked, cache_prompt=cache_prompt)
-        for result, (ids, options) in zip(results, asked, strict=True):
-            expected = by_labels(engine, prefix, ids, options)
+        for result, expected in zip(results, expected_of, strict=True):
             assert max(abs(a - b) for a, b in zip(result["logprobs"], expected, strict=True)) <= TOLERANCE
             assert math.fsum(map(math.exp, result["logprobs"])) == pytest.approx(1.0)
             assert 0 < result["mass"] <= 1
