@@ -20,6 +20,7 @@ from openjev_cli import errors
 PROFILE_NAMES = ("tiny", "fast", "balanced", "quality", "max")
 FORMATS = ("table", "json", "jsonl", "tsv", "value")
 LIST_FORMATS = ("table", "json", "jsonl", "tsv")
+READOUTS = ("letters", "words")
 MODEL_SOURCES = ("huggingface", "modelscope")
 PROJECT_FILE_NAME = ".openjev.toml"
 
@@ -186,6 +187,19 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("model", _path, None, "a GGUF file to ask instead of a profile's", flag="--model"),
     Setting("mmproj", _path, None, "the image projector that belongs to the model", flag="--mmproj"),
+    Setting(
+        "readout",
+        _one_of(*READOUTS),
+        None,
+        "how options are read: by a letter each, or by their own text; by default as suits the profile",
+        flag="--readout",
+    ),
+    Setting(
+        "prior",
+        _probability,
+        None,
+        "share of what the model would say without the state that is taken off; by default as suits the profile",
+    ),
     Setting("connect", _text, None, "URL or socket of a running server to ask", flag="--connect"),
     Setting(
         "format",
@@ -308,6 +322,8 @@ class Config:
     profile: str
     model: Path | None
     mmproj: Path | None
+    readout: str | None
+    prior: float | None
     connect: str | None
     format: str | None
     timing: bool

@@ -194,10 +194,11 @@ class Session:
             known = self._known(engine)
             _check_sight(engine, known, request)
             frame, state, facts, notices = self._frame(client, known, request.state)
-            longest = max(len(prompt.options_of(question)) for question in request.questions)
-            spellings = [label.text for label in labels.take(facts.labels, longest)]
-            asked = prompt.build(frame, state, request.questions, spellings, facts.markup)
+            offered = self._offered(request, facts)
+            asked = prompt.build(frame, state, request.questions, offered, facts.markup)
             evaluation, facts, reused = self._evaluate(engine, client, asked, facts, progress)
+            if weight := self._plan().prior:
+                evaluation, facts = self._correct(client, asked, request, evaluation, facts, weight)
             explanation: tuple[str, ...] = ()
             if self._explains:
                 from openjev_cli.engine import explain
@@ -266,20 +267,59 @@ class Session:
         found: Sequence[Reading] = [reading for reading in readings if reading is not None]
         return Evaluation(tuple(found), queue_ms, inference_ms, 0), facts, len(found) - len(missing)
 
+    def _offered(self, request: Request, facts: Facts) -> tuple[labels.Label, ...] | None:
+        """Return the labels of the readout `letters`, None for `words`."""
+        if self._plan().kind == "words":
+            return None
+        longest = max(len(prompt.options_of(question)) for question in request.questions)
+        return labels.take(facts.labels, longest)
+
+    def _plan(self) -> models.Readout:
+        """Return how options are read."""
+        if self._config.connect is not None:
+            return models.readout(self._config, None)
+        with self._lock:
+            return self._resolved().readout
+
+    def _correct(
+        self,
+        client: Client,
+        asked: prompt.Prompt,
+        request: Request,
+        evaluation: Evaluation,
+        facts: Facts,
+        weight: float,
+    ) -> tuple[Evaluation, Facts]:
+        """Take from each score `weight` times what it is without a state. That is kept per question.
+
+        Zhao et al. 2021 (contextual calibration); Holtzman et al. 2021 (domain-conditional PMI).
+        """
+        digests = [facts.digest_of(repr((suffix, prompt.NO_STATE)).encode()) for suffix in asked.suffixes]
+        missing = [i for i, digest in enumerate(digests) if digest not in facts.priors]
+        if missing:
+            nothing = states.from_text(prompt.NO_STATE)
+            frame, _ = facts_.frame_for(client, facts, nothing)
+            questions = [request.questions[i] for i in missing]
+            bare = prompt.build(frame, nothing, questions, self._offered(request, facts), facts.markup)
+            read, facts = _readout(client, bare, facts).evaluate(bare, facts, self._caching(), None)
+            priors = {digests[i]: one.scores for i, one in zip(missing, read.readings, strict=True)}
+            facts = facts.with_priors(priors)
+            evaluation = replace(
+                evaluation,
+                queue_ms=evaluation.queue_ms + read.queue_ms,
+                inference_ms=evaluation.inference_ms + read.inference_ms,
+            )
+        corrected = tuple(
+            replace(one, scores=labels.without_prior(one.scores, facts.priors[digest], weight))
+            for one, digest in zip(evaluation.readings, digests, strict=True)
+        )
+        return replace(evaluation, readings=corrected), facts
+
     def _keys(self, engine: Engine, readout: str, asked: prompt.Prompt, facts: Facts) -> list[bytes]:
         from openjev_cli import cache
 
         provenance = self._provenance_of(engine, facts).key()
-        return [
-            cache.key(
-                provenance,
-                readout,
-                asked.prefix,
-                suffix,
-                [label.token for label in facts.labels[: suffix.n_labels]],
-            )
-            for suffix in asked.suffixes
-        ]
+        return [cache.key(provenance, readout, asked.prefix, suffix) for suffix in asked.suffixes]
 
     # ----------------------------------------------------------------------------------- which engine
 
@@ -486,10 +526,16 @@ class Session:
 
 
 def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
-    if facts.abilities.get("decide"):
+    is_words = any(suffix.options for suffix in asked.suffixes)
+    if facts.abilities.get("decide") and (facts.abilities.get("options") or not is_words):
         from openjev_cli.engine.patched import Patched
 
         return Patched(client)
+    if asked.images and is_words:
+        raise errors.ServerError(
+            "this llama-server cannot read options by their own text beside images",
+            next_step="build ours: scripts/build-llama.sh; or read letters: --readout letters",
+        )
     if asked.images:
         from openjev_cli.engine.stock_images import StockImages
 

@@ -79,3 +79,8 @@ def probabilities(scores: Sequence[float]) -> tuple[float, ...]:
     weights = [math.exp(score - top) for score in scores]
     total = math.fsum(weights)
     return tuple(weight / total for weight in weights)
+
+
+def without_prior(scores: Sequence[float], prior: Sequence[float], weight: float) -> tuple[float, ...]:
+    """Return `scores` minus `weight` times `prior`, both natural log, one per option in order."""
+    return tuple(score - weight * before for score, before in zip(scores, prior, strict=True))

@@ -45,9 +45,33 @@ class PinnedFile(NamedTuple):
     revision: str = ""
 
 
+class Adapter(NamedTuple):
+    """A LoRA that comes in this package. file: its name in `adapters/`."""
+
+    file: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(__file__).with_name("adapters") / self.file
+
+
+class Readout(NamedTuple):
+    """How options are read. kind: "letters" (labels A, B, ...) or "words" (their own text). prior: how much of
+    what the model would say without the state is taken off, 0 to 1. adapter: made for this kind, or None."""
+
+    kind: str = "letters"
+    prior: float = 0.0
+    adapter: Adapter | None = None
+
+
+LETTERS = Readout()
+
+
 class Profile(NamedTuple):
     """A pinned model with its settings. n_ctx: tokens of one request. quant: the name of what `weights` are;
-    quants: other weights of the same model, by name."""
+    quants: other weights of the same model, by name. readout: what it answers best in."""
 
     name: str
     title: str
@@ -55,6 +79,7 @@ class Profile(NamedTuple):
     weights: PinnedFile
     projector: PinnedFile | None = None
     quants: Mapping[str, PinnedFile] = MappingProxyType({})
+    readout: Readout = LETTERS
 
     @property
     def quant(self) -> str:
@@ -92,6 +117,7 @@ class Model:
     mmproj: Path | None = None
     notice: str | None = None
     reason: str = field(default="", compare=False)
+    readout: Readout = LETTERS
 
 
 def _projector(size_bytes: int, sha256: str, repo: str, revision: str) -> PinnedFile:
@@ -308,7 +334,9 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
         mmproj = _own_projector(config, _rank(config, "model"))
         path = _usable_gguf(config.model, "--model")
         reason = str(config.sources["model"])
-        return Model(path, path.stem, path.stat().st_size, DEFAULT_N_CTX, mmproj=mmproj, reason=reason)
+        size_bytes = path.stat().st_size
+        plan = readout(config, None)
+        return Model(path, path.stem, size_bytes, DEFAULT_N_CTX, mmproj=mmproj, reason=reason, readout=plan)
     wanted, reason = choose(config)
     pinned = in_use(wanted, config)
     path = path_of(wanted, config, pinned)
@@ -317,10 +345,12 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
             raise _not_in_place(path, pinned)
         fetch_tiny(config, on_progress=on_progress)
     mmproj = _own_projector(config, _rank(config, "profile")) or _projector_in_place(wanted, path)
+    plan = readout(config, wanted)
+    name = wanted.title if pinned is wanted.weights else Path(pinned.name).stem
     shown_before = wanted.name != "tiny" or _read_stamp(path).get("noticed") is True
     return Model(
         path,
-        wanted.title if pinned is wanted.weights else Path(pinned.name).stem,
+        f"{name}+{Path(plan.adapter.file).stem}" if plan.adapter else name,
         pinned.size_bytes,
         wanted.n_ctx,
         profile=wanted.name,
@@ -328,7 +358,16 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
         mmproj=mmproj,
         notice=None if shown_before else TINY_NOTICE,
         reason=reason,
+        readout=plan,
     )
+
+
+def readout(config: Config, wanted: Profile | None) -> Readout:
+    """Return how options are read: the profile's way, unless the settings say otherwise. An adapter, and the
+    prior's weight, belong to the way they were made for."""
+    own = wanted.readout if wanted is not None else LETTERS
+    plan = own if config.readout in (None, own.kind) else Readout(str(config.readout))
+    return plan if config.prior is None else plan._replace(prior=config.prior)
 
 
 def _own_projector(config: Config, rank: int) -> Path | None:
