@@ -79,3 +79,14 @@ def probabilities(scores: Sequence[float]) -> tuple[float, ...]:
     weights = [math.exp(score - top) for score in scores]
     total = math.fsum(weights)
     return tuple(weight / total for weight in weights)
+
+
+def log_probabilities(scores: Sequence[float]) -> tuple[float, ...]:
+    """Return the natural logs of `probabilities`, exact where those would round to 0 or 1; -inf for -inf.
+
+    Raises ReadoutError as `probabilities` does.
+    """
+    probabilities(scores)
+    top = max(scores)
+    total = math.log(math.fsum(math.exp(score - top) for score in scores))
+    return tuple(score - top - total for score in scores)

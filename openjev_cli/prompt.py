@@ -22,6 +22,7 @@ from openjev_cli import state as states
 ASK = "Question:"
 OPTIONS = "\nOptions:\n"
 LEVELS = "\nLevels, from lowest to highest:\n"
+LEVELS_DESCENDING = "\nLevels, from highest to lowest:\n"  # in the second of several orders (`orders`)
 REPLY_OPTION = "\nReply with the letter of the option that fits best."
 REPLY_LEVEL = "\nReply with the letter of the level that fits best."
 STATE_TO_QUESTION = "\n\n"  # only for templates that refuse two user messages in a row
@@ -247,6 +248,8 @@ def _suffix(question: questions.Question, spellings: Sequence[str], cue: str) ->
     # not "billing" is what tokenizers learnt to see behind a colon.
     segments = [Segment(" " + question.text, special=False)]
     lead = LEVELS if is_score else OPTIONS
+    if isinstance(question, questions.Score) and question.is_descending:
+        lead = LEVELS_DESCENDING
     offered = options_of(question)
     for spelling, (name, description) in zip(spellings, offered, strict=False):
         segments.append(Segment(f"{lead}{spelling}:", special=True))

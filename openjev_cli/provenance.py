@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class Provenance:
             "wording": self.wording,
             "settings": dict(self.settings),
         }
+
+    def with_settings(self, **more: str) -> Provenance:
+        """Return it with settings that were used, of those that usually are not."""
+        return replace(self, settings=(*self.settings, *more.items()))
 
     def key(self) -> bytes:
         """Return what the answer cache puts before every key: everything but names of things."""
@@ -137,7 +141,7 @@ def relevant(argv: Sequence[str]) -> tuple[str, ...]:
 def wording() -> str:
     """Return a digest of what openjev itself writes round states, questions and options."""
     words = (prompt.ASK, prompt.OPTIONS, prompt.LEVELS, prompt.REPLY_OPTION, prompt.REPLY_LEVEL)
-    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION]))
+    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING]))
 
 
 def cpu_features() -> tuple[str, str]:
