@@ -5,7 +5,7 @@ _openjev() {
     local path= words= i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$path ${COMP_WORDS[i]}" in
-            " ask"|" is"|" pick"|" check"|" record"|" serve"|" server"|" server start"|" server stop"|" server status"|" server logs"|" models"|" models list"|" models path"|" models verify"|" models pull"|" models rm"|" config"|" config show"|" config get"|" config set"|" config path"|" doctor") path+=" ${COMP_WORDS[i]}" ;;
+            " ask"|" is"|" pick"|" check"|" record"|" calibrate"|" serve"|" server"|" server start"|" server stop"|" server status"|" server logs"|" models"|" models list"|" models path"|" models verify"|" models pull"|" models rm"|" config"|" config show"|" config get"|" config set"|" config path"|" doctor") path+=" ${COMP_WORDS[i]}" ;;
         esac
     done
     case "$path:$previous" in
@@ -14,6 +14,8 @@ _openjev() {
         " ask:--fail-if") return ;;
         " ask:--unsure") return ;;
         " ask:--min-confidence") return ;;
+        " ask:--orders") return ;;
+        " ask:--calibration") return ;;
         " ask:--as") words="ndjson json lines csv tsv" ;;
         " ask:--field") return ;;
         " ask:--id-field") return ;;
@@ -25,54 +27,77 @@ _openjev() {
         " ask:-p"|" ask:--profile") words="tiny fast balanced quality max" ;;
         " ask:--model") return ;;
         " ask:--mmproj") return ;;
+        " ask:--readout") return ;;
         " ask:--connect") return ;;
         " ask:-f"|" ask:--format") words="table json jsonl tsv value" ;;
         " ask:--keep-alive") return ;;
         " is:--unsure") return ;;
+        " is:--orders") return ;;
+        " is:--calibration") return ;;
         " is:-i"|" is:--image") return ;;
         " is:--image-tokens") return ;;
         " is:--text") return ;;
         " is:-p"|" is:--profile") words="tiny fast balanced quality max" ;;
         " is:--model") return ;;
         " is:--mmproj") return ;;
+        " is:--readout") return ;;
         " is:--connect") return ;;
         " is:-f"|" is:--format") words="table json jsonl tsv value" ;;
         " is:--keep-alive") return ;;
         " pick:-o"|" pick:--option") return ;;
         " pick:--min-p") return ;;
+        " pick:--orders") return ;;
+        " pick:--calibration") return ;;
         " pick:-i"|" pick:--image") return ;;
         " pick:--image-tokens") return ;;
         " pick:--text") return ;;
         " pick:-p"|" pick:--profile") words="tiny fast balanced quality max" ;;
         " pick:--model") return ;;
         " pick:--mmproj") return ;;
+        " pick:--readout") return ;;
         " pick:--connect") return ;;
         " pick:-f"|" pick:--format") words="table json jsonl tsv value" ;;
         " pick:--keep-alive") return ;;
         " check:--filter") return ;;
         " check:--junit") return ;;
         " check:--tolerance") return ;;
+        " check:--orders") return ;;
+        " check:--calibration") return ;;
         " check:--unsure") return ;;
         " check:-p"|" check:--profile") words="tiny fast balanced quality max" ;;
         " check:--model") return ;;
         " check:--mmproj") return ;;
+        " check:--readout") return ;;
         " check:--connect") return ;;
         " check:-f"|" check:--format") words="table json jsonl tsv value" ;;
         " check:--keep-alive") return ;;
         " record:--filter") return ;;
+        " record:--orders") return ;;
+        " record:--calibration") return ;;
         " record:-p"|" record:--profile") words="tiny fast balanced quality max" ;;
         " record:--model") return ;;
         " record:--mmproj") return ;;
+        " record:--readout") return ;;
         " record:--connect") return ;;
         " record:--keep-alive") return ;;
+        " calibrate:--output") return ;;
+        " calibrate:--plot") return ;;
+        " calibrate:-p"|" calibrate:--profile") words="tiny fast balanced quality max" ;;
+        " calibrate:--model") return ;;
+        " calibrate:--mmproj") return ;;
+        " calibrate:--connect") return ;;
+        " calibrate:-f"|" calibrate:--format") words="table json jsonl tsv value" ;;
+        " calibrate:--keep-alive") return ;;
         " serve:--host") return ;;
         " serve:--port") return ;;
         " serve:--socket") return ;;
         " serve:--queue") return ;;
         " serve:--request-timeout") return ;;
+        " serve:--calibration") return ;;
         " serve:-p"|" serve:--profile") words="tiny fast balanced quality max" ;;
         " serve:--model") return ;;
         " serve:--mmproj") return ;;
+        " serve:--readout") return ;;
         " serve:--connect") return ;;
         " serve:--keep-alive") return ;;
         " server start:-p"|" server start:--profile") words="tiny fast balanced quality max" ;;
@@ -95,12 +120,13 @@ _openjev() {
             if [[ $current == -* ]]; then
                 case "$path" in
                     "") words="--version -h --help" ;;
-                    " ask") words="-q --questions -Q --question --fail-if --unsure --min-confidence --reuse --explain --each --as --field --id-field --where --add --unordered --strict --start-at -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --timing --no-timing --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " is") words="--unsure -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " pick") words="-o --option --min-p -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " check") words="--filter --update --junit --tolerance --reversed --no-reversed --unsure -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " record") words="--filter --reversed --no-reversed -p --profile --model --mmproj --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " serve") words="--host --port --socket --queue --request-timeout -p --profile --model --mmproj --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " ask") words="-q --questions -Q --question --fail-if --unsure --min-confidence --reuse --orders --calibration --explain --each --as --field --id-field --where --add --unordered --strict --start-at -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --timing --no-timing --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " is") words="--unsure --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " pick") words="-o --option --min-p --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " check") words="--filter --update --junit --tolerance --reversed --no-reversed --orders --calibration --unsure -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " record") words="--filter --reversed --no-reversed --orders --calibration -p --profile --model --mmproj --readout --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " calibrate") words="--label-prior --position-bias --output --plot -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " serve") words="--host --port --socket --queue --request-timeout --calibration -p --profile --model --mmproj --readout --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " server") words="-h --help" ;;
                     " server start") words="-p --profile --model --mmproj --keep-alive --quiet --debug -h --help" ;;
                     " server stop") words="-h --help" ;;
@@ -121,7 +147,7 @@ _openjev() {
                 esac
             else
                 case "$path" in
-                    "") words="ask is pick check record serve server models config doctor" ;;
+                    "") words="ask is pick check record calibrate serve server models config doctor" ;;
                     " server") words="start stop status logs" ;;
                     " models") words="list path verify pull rm" ;;
                     " models path") words="tiny fast balanced quality max" ;;
@@ -129,8 +155,8 @@ _openjev() {
                     " models pull") words="tiny fast balanced quality max" ;;
                     " models rm") words="tiny fast balanced quality max" ;;
                     " config") words="show get set path" ;;
-                    " config get") words="profile model mmproj connect format timing unsure min_confidence questions cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
-                    " config set") words="profile model mmproj connect format timing unsure min_confidence questions cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
+                    " config get") words="profile model mmproj readout prior connect format timing unsure min_confidence questions calibration cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
+                    " config set") words="profile model mmproj readout prior connect format timing unsure min_confidence questions calibration cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
                 esac
             fi
             ;;

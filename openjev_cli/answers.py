@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from openjev_cli import questions, timing
 
@@ -31,12 +31,35 @@ def score_confidence(probabilities: Sequence[float]) -> float:
     return max(0.0, 1.0 - spread / even)
 
 
+def nearest_level(score: float, n: int) -> int:
+    """Return the level of 0 to n-1 nearest to the expected one; halves go up."""
+    return min(n - 1, max(0, math.floor(score + 0.5)))
+
+
+class Orders(NamedTuple):
+    """What reading a question in `n` orders of its options showed. spread: how far apart the probabilities of
+    the answer lie in them, 0 to 1. flips: whether one of the orders alone would have given another answer."""
+
+    n: int
+    spread: float
+    flips: bool
+
+    def to_wire(self) -> JSON:
+        """Return it as the JSON object of the wire."""
+        return {"n": self.n, "spread": self.spread, "flips": self.flips}
+
+
+def _orders_to_wire(orders: Orders | None) -> JSON:
+    return {"orders": orders.to_wire()} if orders is not None else {}
+
+
 @dataclass(frozen=True)
 class NoulAnswer:
     """Yes or no, by its probability: `noul` is P(yes)."""
 
     id: str
     noul: float
+    orders: Orders | None = None
 
     @property
     def value(self) -> str:
@@ -55,7 +78,7 @@ class NoulAnswer:
 
     def to_wire(self) -> JSON:
         """Return the answer as the JSON object of the wire."""
-        return {"type": "noul", "noul": self.noul}
+        return {"type": "noul", "noul": self.noul, **_orders_to_wire(self.orders)}
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,7 @@ class ChoiceAnswer:
     id: str
     choice: str
     probabilities: dict[str, float]
+    orders: Orders | None = None
 
     @property
     def value(self) -> str:
@@ -88,6 +112,7 @@ class ChoiceAnswer:
             "choice": self.choice,
             "probabilities": dict(self.probabilities),
             "confidence": self.confidence,
+            **_orders_to_wire(self.orders),
         }
 
 
@@ -101,11 +126,12 @@ class ScoreAnswer:
     levels: tuple[str, ...]
     legend: tuple[Any, ...]
     probabilities: tuple[float, ...]
+    orders: Orders | None = None
 
     @property
     def value(self) -> str:
         """The bare answer: the name of the level nearest to the expected one."""
-        return self.levels[min(len(self.levels) - 1, max(0, math.floor(self.score + 0.5)))]
+        return self.levels[nearest_level(self.score, len(self.levels))]
 
     @property
     def ranked(self) -> tuple[tuple[str, float], ...]:
@@ -126,6 +152,7 @@ class ScoreAnswer:
             "legend": {str(i): level for i, level in enumerate(self.legend)},
             "probabilities": {str(i): p for i, p in enumerate(self.probabilities)},
             "confidence": self.confidence,
+            **_orders_to_wire(self.orders),
         }
 
 
@@ -136,15 +163,25 @@ def _ranked(probabilities: dict[str, float]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(probabilities.items(), key=lambda pair: -pair[1]))
 
 
-def answer(question: questions.Question, probabilities: Sequence[float]) -> Answer:
-    """Return the typed answer. probabilities: one per option in the order they were asked, summing to 1
-    (noul: yes, then no). A tie goes to the option that was written first."""
+def place(question: questions.Question, probabilities: Sequence[float]) -> int:
+    """Return which option the answer is: the most probable one, the first of equals; of a rubric, the level
+    nearest to the expected one."""
+    if isinstance(question, questions.Score):
+        return nearest_level(math.fsum(i * p for i, p in enumerate(probabilities)), len(probabilities))
+    return max(range(len(probabilities)), key=lambda i: probabilities[i])
+
+
+def answer(
+    question: questions.Question, probabilities: Sequence[float], orders: Orders | None = None
+) -> Answer:
+    """Return the typed answer. probabilities: one per option in the order they were written, summing to 1
+    (noul: yes, then no). orders: when it was read in several. A tie goes to the option written first."""
     if isinstance(question, questions.Noul):
-        return NoulAnswer(question.id, probabilities[0])
+        return NoulAnswer(question.id, probabilities[0], orders)
     if isinstance(question, questions.Choice):
         names = [option.name for option in question.options]
-        best = max(range(len(names)), key=lambda i: probabilities[i])
-        return ChoiceAnswer(question.id, names[best], dict(zip(names, probabilities, strict=True)))
+        best = names[place(question, probabilities)]
+        return ChoiceAnswer(question.id, best, dict(zip(names, probabilities, strict=True)), orders)
     score = math.fsum(i * p for i, p in enumerate(probabilities))
     return ScoreAnswer(
         question.id,
@@ -152,6 +189,7 @@ def answer(question: questions.Question, probabilities: Sequence[float]) -> Answ
         tuple(level.text for level in question.levels),
         tuple(level.legend for level in question.levels),
         tuple(probabilities),
+        orders,
     )
 
 
@@ -184,7 +222,9 @@ def timing_to_wire(spent: timing.Timing) -> dict[str, float]:
 @dataclass(frozen=True)
 class Decision:
     """Everything one request gave back. `model` is the name of what answered, `notices` lines for stderr.
-    reused: how many answers came from the answer cache; None when it was not asked."""
+    reused: how many readings came from the answer cache; None when it was not asked. calibration: the name of
+    the one that was applied, or None. scores: for each question, natural logs of its options' probabilities up
+    to a shared offset; none from an engine that makes its own prompts."""
 
     model: str
     answers: tuple[Answer, ...]
@@ -193,11 +233,14 @@ class Decision:
     notices: tuple[str, ...] = ()
     reused: int | None = None
     explanation: tuple[str, ...] = field(default=(), repr=False)
+    calibration: str | None = None
+    scores: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
     def to_wire(self, *, with_timing: bool = True) -> JSON:
         """Return the decision as the JSON object of the wire; `timing` only if asked for."""
         wire: JSON = {
             "model": self.model,
+            **({"calibration": self.calibration} if self.calibration is not None else {}),
             "answers": {one.id: one.to_wire() for one in self.answers},
             "usage": self.usage.to_wire(),
         }

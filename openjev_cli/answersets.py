@@ -331,23 +331,33 @@ def digest_of_state(state: states.State) -> str:
 
 
 def ask(
-    found: AnswerSet, cases: Sequence[Case], session: decide.Session, *, with_reversed: bool
+    found: AnswerSet,
+    cases: Sequence[Case],
+    session: decide.Session,
+    *,
+    with_reversed: bool,
+    orders: int = 1,
 ) -> list[Result]:
     """Ask the questions of every case, concurrently; results in case order.
 
-    with_reversed: also with the options in reverse order, from the same prefix. Raises ServerError and
-    ModelError; what concerns one case is in its result.
+    with_reversed: also with the options in reverse order, from the same prefix. orders: in so many orders each,
+    averaged; they say themselves what flips. Raises ServerError and ModelError; what concerns one case is in its
+    result.
     """
-    turned = tuple(map(_reversed, found.questions)) if with_reversed else ()
+    turned = tuple(map(_reversed, found.questions)) if with_reversed and orders == 1 else ()
     asked = (*found.questions, *(question for question in turned if question is not None))
 
     def work(case: Case) -> Result:
         try:
-            decision = session.decide(Request(case.state, asked), Stages(time.perf_counter()))
+            request = Request(case.state, asked, orders=orders)
+            decision = session.decide(request, Stages(time.perf_counter()))
         except (errors.InputError, errors.EngineError) as exc:
             return Result(case, error=exc)
         by_id = {answer.id: answer for answer in decision.answers}
         straight = tuple(by_id[question.id] for question in found.questions)
+        if orders > 1:
+            flips = {answer.id for answer in straight if answer.orders is not None and answer.orders.flips}
+            return Result(case, straight, frozenset(flips))
         if not with_reversed:
             return Result(case, straight)
         flips = {
@@ -357,7 +367,7 @@ def ask(
         }
         return Result(case, straight, frozenset(flips))
 
-    return list(Pool(cases, work, workers=session.workers(len(asked))))
+    return list(Pool(cases, work, workers=session.workers(len(asked) * orders)))
 
 
 def _reversed(question: questions.Question) -> questions.Question | None:

@@ -107,6 +107,11 @@ def _path(value: object, place: _Place) -> Path:
     return path
 
 
+def _calibration(value: object, place: _Place) -> Path | str:
+    # `off` as it is written on the command line, `false` as it comes natural in TOML.
+    return "off" if value is False or value == "off" else _path(value, place)
+
+
 def _paths(value: object, place: _Place) -> tuple[Path, ...]:
     items = value if isinstance(value, list | tuple) else [value]
     if not items:
@@ -241,6 +246,13 @@ SETTINGS: tuple[Setting, ...] = (
         flag="--questions",
         in_project=True,
     ),
+    Setting(
+        "calibration",
+        _calibration,
+        None,
+        "off, or a calibration to use instead of the one that is stored for the model",
+        flag="--calibration",
+    ),
     Setting("cache", _truth, True, "read and keep cached work", flag="--no-cache"),
     Setting("quiet", _truth, False, "no notices on stderr", flag="--quiet"),
     Setting(
@@ -330,6 +342,7 @@ class Config:
     unsure: tuple[float, float] | None
     min_confidence: float | None
     questions: tuple[Path, ...]
+    calibration: Path | str | None  # "off", or a file; None = the one that is stored for the model
     cache: bool
     quiet: bool
     debug: bool
@@ -371,6 +384,13 @@ class Config:
     def builds_dir(self) -> Path:
         """Where scripts/build-llama.sh puts its builds; `current` in it is the one in use."""
         return self.cache_dir / "llama"
+
+    def calibration_file(self, model: str) -> Path | None:
+        """Where the calibration of a profile or model file is stored; None when no home folder is known."""
+        if self.user_file is None:
+            return None
+        name = re.sub(r"[^\w.-]", "_", model).lstrip(".") or "_"
+        return self.user_file.parent / "calibration" / f"{name}.json"
 
     def value(self, key: str) -> object:
         """The value of one setting by its key in files. Raises InputError with the nearest name."""
@@ -628,10 +648,15 @@ def _rewrite(path: Path, key: str, value: object) -> None:
     table.pop(key, None)
     if value is not None:
         table[key] = _as_toml(value)
+    replace_file(path, tomli_w.dumps(table).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file of the user's config folder in one step, and keep the one before as `.bak`. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if before is not None:
-        _write_private(path.with_name(path.name + ".bak"), before)
-    _write_private(path, tomli_w.dumps(table).encode())
+    if path.exists():
+        _write_private(path.with_name(path.name + ".bak"), path.read_bytes())
+    _write_private(path, data)
 
 
 def _write_private(path: Path, data: bytes) -> None:

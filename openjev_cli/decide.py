@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openjev_cli import answers, errors, labels, models, prompt, record, runtime, server
+from openjev_cli import answers, errors, labels, models, orders, prompt, record, runtime, server
 from openjev_cli import state as states
 from openjev_cli.config import Config
 from openjev_cli.engine import facts as facts_
@@ -21,11 +21,13 @@ from openjev_cli.engine.client import Client, Connect
 from openjev_cli.engine.facts import Facts
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading, Readout
 from openjev_cli.engine.stock import Stock
+from openjev_cli.questions import Question
 from openjev_cli.request import Request
 from openjev_cli.timing import Stages
 
 if TYPE_CHECKING:
     from openjev_cli.cache import AnswerCache
+    from openjev_cli.calibration import Calibration, MadeFor
     from openjev_cli.endpoint import Endpoint
     from openjev_cli.provenance import Provenance
 
@@ -105,6 +107,8 @@ class Session:
         self._current: Engine | None = None
         self._facts: Facts | None = None
         self._provenance: Provenance | None = None
+        # What calibrates the answers of this engine, once it was looked for, and the notice about it.
+        self._calibrated: tuple[Calibration | None, str | None] | None = None
         self._idle: list[Client] = []
         self._saved_at_s = 0.0
         self._is_saved = True
@@ -146,7 +150,30 @@ class Session:
         """Return what produces the answers of this session; finds or starts the engine."""
         with self._lock:
             engine = self._engine(None)
-            return self._provenance_of(engine, self._known(engine))
+            known = self._known(engine)
+            found = self._provenance_of(engine, known)
+            applied = self._calibration(engine, known)
+            return found.with_settings(calibration=applied.name) if applied is not None else found
+
+    def model_key(self) -> str:
+        """Return what the calibration of this session's model is stored under: its profile, or its file's name."""
+        with self._lock:
+            model = self._resolved()
+            return model.profile or model.path.stem
+
+    def made_for(self) -> MadeFor:
+        """Return what a calibration of this session's answers belongs to; finds or starts the engine.
+
+        Raises InputError when the engine makes its own prompts: then nothing is known of its scores.
+        """
+        with self._lock:
+            engine = self._engine(None)
+            if engine.api is not None:
+                raise errors.InputError(
+                    f"{engine.model} makes its own prompts, and its answers cannot be calibrated here",
+                    next_step="choose another model: openjev models list",
+                )
+            return self._made_for(engine, self._known(engine))
 
     def decide(
         self,
@@ -187,24 +214,28 @@ class Session:
         cancel.attach(client)
         try:
             if engine.api is not None:
+                _check_orders(engine, request)
                 decision = self._ask_api(engine, engine.api, client, request, stages)
                 cancel.attach(None)
                 self._give_back(engine, client)
                 return decision
             known = self._known(engine)
             _check_sight(engine, known, request)
+            applied = self._calibration(engine, known)
             frame, state, facts, notices = self._frame(client, known, request.state)
-            offered = self._offered(request, facts)
-            asked = prompt.build(frame, state, request.questions, offered, facts.markup)
+            groups = orders.expand(request.questions, request.orders)
+            read = [one.question for group in groups for one in group]
+            offered = self._offered(read, facts)
+            asked = prompt.build(frame, state, read, offered, facts.markup)
             evaluation, facts, reused = self._evaluate(engine, client, asked, facts, progress)
             if weight := self._plan().prior:
-                evaluation, facts = self._correct(client, asked, request, evaluation, facts, weight)
+                evaluation, facts = self._correct(client, asked, read, evaluation, facts, weight)
             explanation: tuple[str, ...] = ()
             if self._explains:
                 from openjev_cli.engine import explain
 
-                ids = [question.id for question in request.questions]
-                explanation = self._why(engine) + explain.lines(client, asked, ids, evaluation, facts)
+                names = orders.names(groups)
+                explanation = self._why(engine) + explain.lines(client, asked, names, evaluation, facts)
             if facts != known:
                 self._keep(engine, facts)
         except BaseException:
@@ -214,7 +245,9 @@ class Session:
             raise
         cancel.attach(None)
         self._give_back(engine, client)
-        decision = self._decision(engine, request, evaluation, stages, notices, reused)
+        decision = self._decision(engine, request, evaluation, stages, notices, reused, applied)
+        if decision.calibration is not None and explanation:
+            explanation += (f"calibration {decision.calibration}",)
         return replace(decision, explanation=explanation)
 
     def _why(self, engine: Engine) -> tuple[str, ...]:
@@ -240,6 +273,10 @@ class Session:
         with self._lock:
             about_engine, self._notices = self._notices, ()
         notices = (*about_engine, *request.state.notices)
+        if isinstance(self._config.calibration, Path):
+            notices += (
+                f"the calibration {self._config.calibration} is not applied: prompts are made elsewhere",
+            )
         model = engine.model if engine.running is not None else reply.model
         explanation = (*self._why(engine), "it makes its own prompt") if self._explains else ()
         return answers.Decision(
@@ -267,11 +304,11 @@ class Session:
         found: Sequence[Reading] = [reading for reading in readings if reading is not None]
         return Evaluation(tuple(found), queue_ms, inference_ms, 0), facts, len(found) - len(missing)
 
-    def _offered(self, request: Request, facts: Facts) -> tuple[labels.Label, ...] | None:
+    def _offered(self, asked: Sequence[Question], facts: Facts) -> tuple[labels.Label, ...] | None:
         """Return the labels of the readout `letters`, None for `words`."""
         if self._plan().kind == "words":
             return None
-        longest = max(len(prompt.options_of(question)) for question in request.questions)
+        longest = max(len(prompt.options_of(question)) for question in asked)
         return labels.take(facts.labels, longest)
 
     def _plan(self) -> models.Readout:
@@ -285,7 +322,7 @@ class Session:
         self,
         client: Client,
         asked: prompt.Prompt,
-        request: Request,
+        read: Sequence[Question],
         evaluation: Evaluation,
         facts: Facts,
         weight: float,
@@ -299,15 +336,15 @@ class Session:
         if missing:
             nothing = states.from_text(prompt.NO_STATE)
             frame, _ = facts_.frame_for(client, facts, nothing)
-            questions = [request.questions[i] for i in missing]
-            bare = prompt.build(frame, nothing, questions, self._offered(request, facts), facts.markup)
-            read, facts = _readout(client, bare, facts).evaluate(bare, facts, self._caching(), None)
-            priors = {digests[i]: one.scores for i, one in zip(missing, read.readings, strict=True)}
+            questions = [read[i] for i in missing]
+            bare = prompt.build(frame, nothing, questions, self._offered(questions, facts), facts.markup)
+            alone, facts = _readout(client, bare, facts).evaluate(bare, facts, self._caching(), None)
+            priors = {digests[i]: one.scores for i, one in zip(missing, alone.readings, strict=True)}
             facts = facts.with_priors(priors)
             evaluation = replace(
                 evaluation,
-                queue_ms=evaluation.queue_ms + read.queue_ms,
-                inference_ms=evaluation.inference_ms + read.inference_ms,
+                queue_ms=evaluation.queue_ms + alone.queue_ms,
+                inference_ms=evaluation.inference_ms + alone.inference_ms,
             )
         corrected = tuple(
             replace(one, scores=labels.without_prior(one.scores, facts.priors[digest], weight))
@@ -336,6 +373,10 @@ class Session:
     def _find_engine(self, stages: Stages | None) -> Engine:
         if self._config.connect is not None:
             return self._connected(self._config.connect)
+        if isinstance(self._config.calibration, Path):
+            from openjev_cli import calibration
+
+            calibration.read(self._config.calibration)  # before a server is started for nothing
         stages = stages or Stages(time.perf_counter())
         stages.enter("start")
         running = self._running()
@@ -372,7 +413,7 @@ class Session:
         """Look for the engine anew at the next request, unless another thread has done so already."""
         with self._lock:
             if engine is not None and engine is self._current:
-                self._current = self._facts = self._provenance = None
+                self._current = self._facts = self._provenance = self._calibrated = None
                 for client in self._idle:
                     client.close()
                 self._idle.clear()
@@ -402,6 +443,39 @@ class Session:
                 else:
                     self._provenance = provenance.of_running(engine.running, self._model, self._config, facts)
             return self._provenance
+
+    def _made_for(self, engine: Engine, facts: Facts) -> MadeFor:
+        from openjev_cli import calibration
+
+        found = self._provenance_of(engine, facts)
+        return calibration.MadeFor(
+            found.model, found.model_sha256, found.adapter_sha256, str(self._plan()), found.wording
+        )
+
+    def _calibration(self, engine: Engine, facts: Facts) -> Calibration | None:
+        """Return what the answers of an engine are calibrated with; a notice says when one does not apply."""
+        with self._lock:
+            if self._calibrated is None or engine is not self._current:
+                found = self._find_calibration(engine, facts)
+                if engine is not self._current:
+                    return found[0]
+                self._calibrated = found
+                if found[1] is not None:
+                    self._notices += (found[1],)
+            return self._calibrated[0]
+
+    def _find_calibration(self, engine: Engine, facts: Facts) -> tuple[Calibration | None, str | None]:
+        path = self._config.calibration
+        if engine.api is not None:
+            return None, None  # its scores are not seen
+        if path is None and engine.running is not None:
+            stored = self._config.calibration_file(self.model_key())
+            path = stored if stored is not None and stored.is_file() else None
+        if not isinstance(path, Path):
+            return None, None
+        from openjev_cli import calibration
+
+        return calibration.in_use(path, self._made_for(engine, facts))
 
     def _refuse_unseen(self) -> None:
         """Raise ModelError if the model of a managed server cannot see, before it is started for that."""
@@ -497,21 +571,16 @@ class Session:
         stages: Stages,
         notices: tuple[str, ...],
         reused: int | None,
+        applied: Calibration | None,
     ) -> answers.Decision:
         readings = evaluation.readings
-        typed = tuple(
-            answers.answer(question, labels.probabilities(reading.scores))
-            for question, reading in zip(request.questions, readings, strict=True)
-        )
-        low = [
-            question.id
-            for question, reading in zip(request.questions, readings, strict=True)
-            if reading.label_mass is not None and reading.label_mass < LOW_LABEL_MASS
-        ]
+        typed, scores, low = _together(request, readings, applied)
         if low:
             notices += (
                 f"the model would rather have said something else than an answer label: {', '.join(low)}",
             )
+        if turning := [one.id for one in typed if one.orders is not None and one.orders.flips]:
+            notices += (f"the answer turns with the order of the options: {', '.join(turning)}",)
         usage = answers.Usage(
             input_tokens=sum(reading.n_tokens for reading in readings),
             output_tokens=len(readings),
@@ -522,7 +591,40 @@ class Session:
             # What the engine's start had to say is said once.
             about_engine, self._notices = self._notices, ()
         shown = (*about_engine, *request.state.notices, *notices)
-        return answers.Decision(engine.model, typed, usage, timing, notices=shown, reused=reused)
+        return answers.Decision(
+            engine.model,
+            typed,
+            usage,
+            timing,
+            notices=shown,
+            reused=reused,
+            calibration=applied.name if applied is not None and applied.touches(request.questions) else None,
+            scores=scores,
+        )
+
+
+def _together(
+    request: Request, readings: Sequence[Reading], applied: Calibration | None
+) -> tuple[tuple[answers.Answer, ...], tuple[tuple[float, ...], ...], list[str]]:
+    """Return the answers, their scores, and the ids of questions whose label mass is low. readings: of every
+    order of every question."""
+    typed: list[answers.Answer] = []
+    scores: list[tuple[float, ...]] = []
+    low: list[str] = []
+    rest = iter(readings)
+    groups = orders.expand(request.questions, request.orders)
+    for question, group in zip(request.questions, groups, strict=True):
+        read = [next(rest) for _ in group]
+        given: list[Sequence[float]] = [one.scores for one in read]
+        fit = applied.fit_of(question) if applied is not None else None
+        if fit is not None:
+            given = [fit.adjust(one, order.places) for one, order in zip(given, group, strict=True)]
+        found = orders.combine(question, group, given)
+        typed.append(answers.answer(question, labels.probabilities(found.scores), found.orders))
+        scores.append(found.scores)
+        if any(one.label_mass is not None and one.label_mass < LOW_LABEL_MASS for one in read):
+            low.append(question.id)
+    return tuple(typed), tuple(scores), low
 
 
 def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
@@ -546,6 +648,14 @@ def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
 def _check_sight(engine: Engine, facts: Facts, request: Request) -> None:
     if request.state.all_images and not facts.sees_images:
         raise _sees_nothing(engine.model)
+
+
+def _check_orders(engine: Engine, request: Request) -> None:
+    if request.orders > 1:
+        raise errors.InputError(
+            f"--orders: {engine.model} makes its own prompts, in an order of its own",
+            next_step="leave --orders out, or choose another model: openjev models list",
+        )
 
 
 def _sees_nothing(model: str) -> errors.ModelError:

@@ -65,6 +65,9 @@ class Readout(NamedTuple):
     prior: float = 0.0
     adapter: Adapter | None = None
 
+    def __str__(self) -> str:
+        return f"{self.kind}, prior {self.prior:g}" if self.prior else self.kind
+
 
 LETTERS = Readout()
 

@@ -124,16 +124,26 @@ def _p_of_level(answer: answers.ScoreAnswer) -> float:
 
 
 def _answer_table(all_answers: Sequence[answers.Answer]) -> str:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for answer in all_answers:
         (value, p), *others = answer.ranked
         if isinstance(answer, answers.ScoreAnswer):
             value, p = f"{answer.value} ({answer.score:.2f})", _p_of_level(answer)
             others = [pair for pair in answer.ranked if pair[0] != answer.value]
         runner_up = f"{others[0][0]} {others[0][1]:.2f}" if others else ""
-        rows.append((answer.id, value, f"{_bar(p, sys.stdout)} {p:.2f}", runner_up))
-    columns = ("question", "answer", "probability", "runner-up")
-    return _table(columns, rows, styles=("", "bold", "cyan", "dim"), unfolded=("probability",))
+        rows.append((answer.id, value, f"{_bar(p, sys.stdout)} {p:.2f}", runner_up, _orders(answer.orders)))
+    columns: tuple[str, ...] = ("question", "answer", "probability", "runner-up", "orders")
+    if not any(answer.orders for answer in all_answers):
+        columns, rows = columns[:4], [row[:4] for row in rows]
+    styles = ("", "bold", "cyan", "dim", "dim")[: len(columns)]
+    return _table(columns, rows, styles=styles, unfolded=("probability",))
+
+
+def _orders(orders: answers.Orders | None) -> str:
+    """Return `4, spread 0.12, flips` of an answer that was read in several orders."""
+    if orders is None:
+        return ""
+    return f"{orders.n}, spread {orders.spread:.2f}{', flips' if orders.flips else ''}"
 
 
 def _bar(p: float, stream: TextIO | None) -> str:
@@ -150,8 +160,9 @@ def _stage_table(decided: answers.Decision) -> str:
     usage = decided.usage
     cached = f", {usage.cached_tokens} of them cached" if usage.cached_tokens else ""
     if decided.reused is not None:
-        cached += f", {decided.reused} of {len(decided.answers)} answers reused"
-    summary = _encodable(shown(f" {usage.input_tokens} tokens{cached}, {decided.model}"), sys.stdout)
+        cached += f", {decided.reused} of {usage.output_tokens} answers reused"
+    by = decided.model + (f", calibration {decided.calibration}" if decided.calibration is not None else "")
+    summary = _encodable(shown(f" {usage.input_tokens} tokens{cached}, {by}"), sys.stdout)
     rows = [(name, f"{ms:9.1f}") for name, ms in stages]
     return "\n" + _table(("stage", "       ms"), rows) + summary + "\n"
 

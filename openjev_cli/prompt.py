@@ -23,6 +23,7 @@ from openjev_cli.labels import Label
 ASK = "Question:"
 OPTIONS = "\nOptions:\n"
 LEVELS = "\nLevels, from lowest to highest:\n"
+LEVELS_DESCENDING = "\nLevels, from highest to lowest:\n"  # in the second of several orders (`orders`)
 REPLY_OPTION = "\nReply with the letter of the option that fits best."
 REPLY_LEVEL = "\nReply with the letter of the level that fits best."
 # Options read by their own text.
@@ -300,7 +301,9 @@ def _listed(question: questions.Question, bullets: Sequence[str]) -> list[Segmen
     "billing" is what tokenizers learnt to see behind a colon.
     """
     segments = [Segment(" " + question.text, special=False)]
-    lead = LEVELS if isinstance(question, questions.Score) else OPTIONS
+    lead = OPTIONS
+    if isinstance(question, questions.Score):
+        lead = LEVELS_DESCENDING if question.is_descending else LEVELS
     for bullet, (name, description) in zip(bullets, options_of(question), strict=True):
         segments.append(Segment(lead + bullet, special=True))
         segments.append(Segment(" " + reading.visible(name), special=False))

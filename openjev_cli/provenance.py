@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class Provenance:
             "wording": self.wording,
             "settings": dict(self.settings),
         }
+
+    def with_settings(self, **more: str) -> Provenance:
+        """Return it with settings that were used, of those that usually are not."""
+        return replace(self, settings=(*self.settings, *more.items()))
 
     def key(self) -> bytes:
         """Return what the answer cache puts before every key: everything but names of things."""
@@ -142,7 +146,7 @@ def wording(readout: str) -> str:
     if readout == "words":
         replies = (prompt.BULLET, prompt.REPLY_OPTION_WORDS, prompt.REPLY_LEVEL_WORDS, prompt.ANSWER_WORDS)
     words = (prompt.ASK, prompt.OPTIONS, prompt.LEVELS, *replies)
-    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION]))
+    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING]))
 
 
 def cpu_features() -> tuple[str, str]:

@@ -63,11 +63,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Score:
-    """A question answered by a place on an ordered rubric of 2-64 levels, lowest first."""
+    """A question answered by a place on an ordered rubric of 2-64 levels, lowest first. is_descending: the
+    levels stand from highest to lowest, and the prompt says so (`orders`); nobody writes a question like that."""
 
     id: str
     text: str
     levels: tuple[Level, ...]
+    is_descending: bool = False
 
 
 Question = Noul | Choice | Score

@@ -17,11 +17,13 @@ from openjev_cli import state as states
 
 @dataclass(frozen=True)
 class Request:
-    """A state and its questions. model: the name the body asked for, or None."""
+    """A state and its questions. model: the name the body asked for, or None. orders: in how many orders of
+    its options each question is read, at most."""
 
     state: states.State
     questions: tuple[questions.Question, ...]
     model: str | None = None
+    orders: int = 1
 
 
 class RequestError(errors.InputError):

@@ -26,7 +26,8 @@ class Plan:
     """What is done with each record. fields: paths that pick the state (none = the whole record). id_field:
     the path of the record's own key. where: gates a record must pass to be printed. fail_if: gates that must
     not hold. compact: JSON states without spaces. start_at: records on earlier lines are passed over.
-    reserved: a field that records must not have, since an answer would be written over it."""
+    reserved: a field that records must not have, since an answer would be written over it. orders: in how many
+    orders of its options each question is read."""
 
     questions: tuple[questions.Question, ...]
     fields: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class Plan:
     compact: bool = True
     start_at: int = 1
     reserved: str | None = None
+    orders: int = 1
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ class Run:
             if isinstance(record.value, dict) and self._plan.reserved in record.value:
                 raise self._fault(record, f"there is a field called {self._plan.reserved} already")
             judged = self._state(record)
-            decision = self._session.decide(Request(judged, self._plan.questions), stages)
+            request = Request(judged, self._plan.questions, orders=self._plan.orders)
+            decision = self._session.decide(request, stages)
         except (errors.InputError, errors.EngineError) as exc:
             return Outcome(record, id, error=exc)
         thresholds = self._plan.thresholds

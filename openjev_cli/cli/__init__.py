@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "record",
         "Answer the cases of answer sets and write the answers, with what produced them, into their locks.",
     ),
+    "calibrate": (
+        "calibrate",
+        "calibrate",
+        "Fit the probabilities of a model to labelled rows, and tell how far they can be trusted.",
+    ),
     "serve": ("serve", "serve", "Answer over HTTP: POST /v1/systemone, as TypeSafe's API does."),
     "server": (
         "server",

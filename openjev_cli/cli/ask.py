@@ -52,6 +52,8 @@ def ask(
     unsure: Unsure = None,
     min_confidence: MinConfidence = None,
     reuse: Reuse = False,
+    orders: common.Orders = 1,
+    calibration: common.Calibration = None,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Show on stderr the exact prompt, its tokens, and what was cached."),
@@ -116,6 +118,7 @@ def ask(
         timing=timing,
         unsure=unsure,
         min_confidence=min_confidence,
+        calibration=calibration,
         no_cache=no_cache,
         keep_alive_s=keep_alive,
         quiet=quiet,
@@ -156,6 +159,7 @@ def ask(
             unordered,
             strict,
             start_at or 1,
+            orders,
         )
         with _session(settings, reuse=reuse) as session:
             return each.each(state, asked, settings, options, session)
@@ -164,7 +168,7 @@ def ask(
     judged = common.read_state(
         state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
     )
-    decision = _decide(settings, judged, asked, reuse=reuse, explains=explain)
+    decision = _decide(settings, judged, asked, orders=orders, reuse=reuse, explains=explain)
     show(settings, decision)
     return int(_verdict(settings, held, decision))
 
@@ -207,6 +211,8 @@ def is_(
         str | None,
         typer.Option("--unsure", metavar="A..B", help="A probability inside this band exits with 7."),
     ] = None,
+    orders: common.Orders = 1,
+    calibration: common.Calibration = None,
     images: common.Images = None,
     image_tokens: common.ImageTokens = None,
     text: common.Text = None,
@@ -236,6 +242,7 @@ def is_(
         connect=connect,
         format=format_,
         unsure=unsure,
+        calibration=calibration,
         no_cache=no_cache,
         keep_alive_s=keep_alive,
         quiet=quiet,
@@ -251,7 +258,7 @@ def is_(
     judged = common.read_state(
         state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
     )
-    decision = _decide(settings, judged, asked)
+    decision = _decide(settings, judged, asked, orders=orders)
     probability = decision.answers[0].ranked[0][1]
     show(settings, decision, plain=f"{decision.answers[0].value} {probability:.2f}")
     return int(verdict(decision, settings.unsure))
@@ -272,6 +279,8 @@ def pick(
     min_p: Annotated[
         float | None, typer.Option("--min-p", metavar="P", help="A weaker winner exits with 7.")
     ] = None,
+    orders: common.Orders = 1,
+    calibration: common.Calibration = None,
     images: common.Images = None,
     image_tokens: common.ImageTokens = None,
     text: common.Text = None,
@@ -300,6 +309,7 @@ def pick(
         readout=readout,
         connect=connect,
         format=format_,
+        calibration=calibration,
         no_cache=no_cache,
         keep_alive_s=keep_alive,
         quiet=quiet,
@@ -314,7 +324,7 @@ def pick(
     judged = common.read_state(
         state, text=text, as_json=as_json, settings=settings, images=images or (), image_tokens=image_tokens
     )
-    decision = _decide(settings, judged, (asked,))
+    decision = _decide(settings, judged, (asked,), orders=orders)
     show(settings, decision, plain=decision.answers[0].value)
     if min_p is not None and decision.answers[0].ranked[0][1] < min_p:
         return int(errors.Exit.UNSURE)
@@ -335,6 +345,7 @@ def _decide(
     judged: states.State,
     asked: tuple[questions.Question, ...],
     *,
+    orders: int = 1,
     reuse: bool = False,
     explains: bool = False,
 ) -> answers.Decision:
@@ -344,7 +355,8 @@ def _decide(
     console = output.Progress(quiet=settings.quiet)
     try:
         with _session(settings, reuse=reuse, explains=explains, report=console.report) as session:
-            return session.decide(request.Request(judged, asked), stages, progress=console.tokens)
+            wanted = request.Request(judged, asked, orders=orders)
+            return session.decide(wanted, stages, progress=console.tokens)
     finally:
         console.close()
 

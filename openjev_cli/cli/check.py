@@ -13,7 +13,7 @@ from openjev_cli import errors
 from openjev_cli.cli import common
 
 if TYPE_CHECKING:
-    from openjev_cli import answersets, config, decide, locks
+    from openjev_cli import answersets, config, decide, locks, provenance
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Answer sets, YAML or JSON.")]
 Filter = Annotated[
@@ -39,6 +39,8 @@ def check(
         float | None, typer.Option("--tolerance", metavar="P", help="How far a probability may move.")
     ] = None,
     with_reversed: Reversed = True,
+    orders: common.Orders = 1,
+    calibration: common.Calibration = None,
     unsure: Annotated[
         str | None, typer.Option("--unsure", metavar="A..B", help="A flip inside this band is no failure.")
     ] = None,
@@ -67,6 +69,7 @@ def check(
         connect=connect,
         format=format_,
         unsure=unsure,
+        calibration=calibration,
         no_cache=no_cache,
         keep_alive_s=keep_alive,
         quiet=quiet,
@@ -76,7 +79,7 @@ def check(
         raise errors.InputError(f"--tolerance {tolerance:g}: not from 0 to 1", next_step="give 0.01, say")
     reports = []
     for path in files:
-        report = _check_one(path, settings, filters or [], tolerance, with_reversed, update)
+        report = _check_one(path, settings, filters or [], tolerance, with_reversed, orders, update)
         reports.append(report)
         answerset_output.print_report(
             report,
@@ -92,6 +95,8 @@ def record(
     files: Files,
     filters: Filter = None,
     with_reversed: Reversed = True,
+    orders: common.Orders = 1,
+    calibration: common.Calibration = None,
     profile: common.Profile = None,
     model: common.ModelFile = None,
     mmproj: common.Mmproj = None,
@@ -114,6 +119,7 @@ def record(
         mmproj=mmproj,
         readout=readout,
         connect=connect,
+        calibration=calibration,
         no_cache=no_cache,
         keep_alive_s=keep_alive,
         quiet=quiet,
@@ -125,9 +131,9 @@ def record(
         used = _with_profile(settings, found.profile)
         before = locks.read(found.lock_path)
         with _session(used) as session:
-            results = answersets.ask(found, chosen, session, with_reversed=with_reversed)
+            results = answersets.ask(found, chosen, session, with_reversed=with_reversed, orders=orders)
             _refuse_errors(results)
-            _write(found, results, before, session, used, keeps_others=bool(filters))
+            _write(found, results, before, _produced_by(session, orders), used, keeps_others=bool(filters))
         gone = [id for id in before.cases if id not in {c.id for c in found.cases}] if before else []
         if gone and not filters and not quiet:
             output.notice(f"no longer in the set, and so not in the lock: {', '.join(gone)}")
@@ -141,6 +147,7 @@ def _check_one(
     filters: Sequence[str],
     tolerance: float | None,
     with_reversed: bool,
+    orders: int,
     update: bool,
 ) -> answersets.Report:
     from openjev_cli import answersets, locks
@@ -150,14 +157,14 @@ def _check_one(
     lock = locks.read(found.lock_path)
     used = _with_profile(settings, (lock.profile if lock is not None else None) or found.profile)
     with _session(used) as session:
-        results = answersets.ask(found, chosen, session, with_reversed=with_reversed)
-        produced_by = session.provenance()
+        results = answersets.ask(found, chosen, session, with_reversed=with_reversed, orders=orders)
+        produced_by = _produced_by(session, orders)
         report = answersets.check(
             found, results, lock, produced_by, tolerance=tolerance, unsure=settings.unsure
         )
         if update:
             _refuse_errors(results)
-            _write(found, results, lock, session, used, keeps_others=bool(filters))
+            _write(found, results, lock, produced_by, used, keeps_others=bool(filters))
     return report
 
 
@@ -179,6 +186,11 @@ def _session(settings: config.Config) -> decide.Session:
     return decide.Session(settings, common.environment(), report=report)
 
 
+def _produced_by(session: decide.Session, orders: int) -> provenance.Provenance:
+    found = session.provenance()
+    return found.with_settings(orders=str(orders)) if orders > 1 else found
+
+
 def _refuse_errors(results: Sequence[answersets.Result]) -> None:
     """A lock with holes would pass for a whole one."""
     for result in results:
@@ -190,7 +202,7 @@ def _write(
     found: answersets.AnswerSet,
     results: Sequence[answersets.Result],
     before: locks.Lock | None,
-    session: decide.Session,
+    produced_by: provenance.Provenance,
     settings: config.Config,
     *,
     keeps_others: bool,
@@ -202,7 +214,7 @@ def _write(
         found,
         results,
         before,
-        session.provenance(),
+        produced_by,
         settings.profile if is_profile else None,
         keeps_others=keeps_others,
     )

@@ -52,6 +52,22 @@ PlainFormat = Annotated[
 Timing = Annotated[
     bool | None, typer.Option("--timing/--no-timing", help="Show where the time went below a table.")
 ]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration", metavar="FILE|off", help="Use this calibration (default: the model's stored one)."
+    ),
+]
+Orders = Annotated[
+    int,
+    typer.Option(
+        "--orders",
+        metavar="N",
+        min=1,
+        max=64,
+        help="Read each question in N orders of its options, and average them.",
+    ),
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep anything cached.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No notices on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")]

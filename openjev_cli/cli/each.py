@@ -26,6 +26,7 @@ class Options:
     unordered: bool = False
     strict: bool = False
     start_at: int = 1
+    orders: int = 1
 
 
 def each(
@@ -38,9 +39,8 @@ def each(
     """Ask the questions of every record of a file or of stdin; returns the exit code."""
     plan = _plan(asked, settings, options)
     source = _source(argument, options.form)
-    run = stream.Run(
-        source, plan, session, workers=session.workers(len(asked)), is_ordered=not options.unordered
-    )
+    workers = session.workers(len(asked) * options.orders)
+    run = stream.Run(source, plan, session, workers=workers, is_ordered=not options.unordered)
     printer = stream_output.Printer(
         source,
         asked,
@@ -96,6 +96,7 @@ def _plan(asked: tuple[questions.Question, ...], settings: config.Config, option
         compact=settings.compact_json,
         start_at=options.start_at,
         reserved=stream_output.ANSWERS_FIELD if options.add else None,
+        orders=options.orders,
     )
 
 

@@ -99,3 +99,30 @@ def test_timing_can_be_left_out_and_start_is_there_only_if_waited_for() -> None:
 def test_numbers_of_a_decision_are_finite() -> None:
     answer = answers.answer(questions.Noul("q", "?"), (0.1, 0.9))
     assert all(math.isfinite(p) for _, p in answer.ranked)
+
+
+def test_the_orders_and_the_calibration_are_on_the_wire_only_when_there_were_any() -> None:
+    orders = answers.Orders(4, 0.25, True)
+    shown = {"n": 4, "spread": 0.25, "flips": True}
+    level = questions.Level("x", "x")
+    option = questions.Option
+    for question in (
+        questions.Noul("q", "?"),
+        questions.Choice("q", "?", (option("x"), option("y"))),
+        questions.Score("q", "?", (level, level)),
+    ):
+        assert "orders" not in answers.answer(question, (0.4, 0.6)).to_wire()
+        assert answers.answer(question, (0.4, 0.6), orders).to_wire()["orders"] == shown
+    wire = _decision(calibration="fast@1").to_wire()
+    assert list(wire)[:2] == ["model", "calibration"]
+    assert wire["calibration"] == "fast@1"
+
+
+def test_a_place_is_the_option_that_the_answer_names() -> None:
+    levels = tuple(questions.Level(name, name) for name in ("low", "mid", "high"))
+    score = questions.Score("q", "?", levels)
+    # The most probable level is the lowest, the expected one is in the middle.
+    p = (0.45, 0.15, 0.4)
+    assert answers.place(score, p) == 1
+    assert answers.answer(score, p).value == "mid"
+    assert answers.place(questions.Noul("q", "?"), (0.5, 0.5)) == 0

@@ -362,3 +362,23 @@ def test_toml_is_only_imported_when_there_is_a_file(tmp_path: Path) -> None:
 def test_every_config_field_of_the_table_exists() -> None:
     fields = set(config.Config.__dataclass_fields__)
     assert {row.attribute for row in config.SETTINGS} - fields == {"cache_dir"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('"off"', "off"), ("false", "off"), ('"mine.json"', "{folder}/mine.json"), ('"/a/b.json"', "/a/b.json")],
+)
+def test_a_calibration_is_off_or_a_file(text: str, expected: str, home: Path, project: Path) -> None:
+    folder = user_file(home, f"calibration = {text}\n").parent
+    loaded = config.load({}, env={"HOME": str(home)}, cwd=project)
+    assert str(loaded.calibration) == expected.format(folder=folder)
+    flagged = config.load({"calibration": "x.json"}, env={"HOME": str(home)}, cwd=project)
+    assert flagged.calibration == project / "x.json"
+
+
+def test_a_calibration_is_stored_beside_the_user_file_under_a_safe_name(home: Path, project: Path) -> None:
+    loaded = config.load({}, env={"HOME": str(home)}, cwd=project)
+    folder = home / ".config" / "openjev" / "calibration"
+    assert loaded.calibration_file("fast") == folder / "fast.json"
+    assert loaded.calibration_file("../../My model-Q4_K.v2") == folder / "_.._My_model-Q4_K.v2.json"
+    assert loaded.calibration_file("..") == folder / "_.json"

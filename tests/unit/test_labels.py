@@ -50,3 +50,13 @@ def test_probabilities_are_the_softmax_whatever_the_shared_offset() -> None:
 def test_scores_that_are_no_numbers_are_a_readout_error(scores: tuple[float, ...]) -> None:
     with pytest.raises(errors.ReadoutError):
         labels.probabilities(scores)
+
+
+def test_log_probabilities_are_exact_where_probabilities_round_to_nothing() -> None:
+    assert labels.log_probabilities((5.0, 5.0 + math.log(3.0))) == pytest.approx(
+        (math.log(0.25), math.log(0.75)), abs=1e-12
+    )
+    assert labels.log_probabilities((0.0, -2000.0)) == (0.0, -2000.0)
+    assert labels.log_probabilities((0.0, -math.inf))[1] == -math.inf
+    with pytest.raises(errors.ReadoutError):
+        labels.log_probabilities((0.0, math.nan))

@@ -44,12 +44,24 @@ HOSTILE = answers.Decision(
     timing.Timing(0.0, 0.0, 0.0, 0.0),
 )
 
+ORDERED = answers.Decision(
+    "model",
+    (
+        answers.NoulAnswer("a", 0.75, answers.Orders(2, 0.125, False)),
+        answers.NoulAnswer("b", 0.25, answers.Orders(2, 0.5, True)),
+    ),
+    answers.Usage(40, 4),
+    timing.Timing(0.0, 0.0, 0.0, 0.0),
+    reused=3,
+    calibration="fast@1",
+)
+
 PRINT = """
 import base64, pickle, sys
 from openjev_cli import output
 output.decision(pickle.loads(base64.b64decode(sys.argv[1])), sys.argv[2] or None)
 """
-DECISIONS = {"plain": DECISION, "hostile": HOSTILE}
+DECISIONS = {"plain": DECISION, "hostile": HOSTILE, "ordered": ORDERED}
 
 
 def command(which: str, format_name: str, *, program: str = PRINT) -> list[str]:
@@ -283,3 +295,12 @@ def test_a_closed_stderr_changes_nothing() -> None:
         check=True,
     )
     assert (done.stdout, done.stderr) == ("answer\n", "")
+
+
+def test_a_table_of_several_orders_has_a_column_for_them() -> None:
+    lines = printed("ordered", "table").splitlines()
+    assert lines[0].split() == ["question", "answer", "probability", "runner-up", "orders"]
+    assert lines[2].rstrip().endswith("2, spread 0.12")
+    assert lines[3].rstrip().endswith("2, spread 0.50, flips")
+    assert lines[-1] == " 40 tokens, 3 of 4 answers reused, model, calibration fast@1"
+    assert "orders" not in printed("plain", "table")

@@ -1,0 +1,232 @@
+"""What `openjev calibrate` says: the held-out rows before and after, as a table, as JSON and as a diagram."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openjev_cli import errors, labels, metrics, output, reliability
+from openjev_cli.calibration import Fit, Fitted, MadeFor, Scored, Type
+
+ERRORS = (0.01, 0.05, 0.10)
+# Fewer held-out rows than this tell little, and the report says so.
+FEW = 100
+_IDENTITY = Fit()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What was tried for one type of question. n_fitted: rows it was fitted on. held_out: the rows it is judged
+    by."""
+
+    n_fitted: int
+    held_out: tuple[Scored, ...]
+    fitted: Fitted
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome. name: of the calibration that was stored at `path`; None when nothing was worth it."""
+
+    made_for: MadeFor
+    types: Mapping[Type, Tried]
+    name: str | None
+    path: Path
+
+
+class Rows:
+    """Rows of one or more types, with and without what was found for them."""
+
+    def __init__(self, types: Sequence[Tried]) -> None:
+        self.labels = [row.label for one in types for row in one.held_out]
+        self.before = [_probabilities(row, _IDENTITY) for one in types for row in one.held_out]
+        self.after = [_probabilities(row, one.fitted.fit) for one in types for row in one.held_out]
+
+
+def _probabilities(row: Scored, fit: Fit) -> tuple[float, ...]:
+    return labels.probabilities(fit.adjust(row.scores, range(len(row.scores))))
+
+
+def measures(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> dict[str, Any]:
+    """Return every measure of some rows, as JSON. `automate`: by the share of errors allowed."""
+    right = metrics.correct(probabilities, labels)
+    sure = metrics.confidences(probabilities)
+    low, high = metrics.wilson_interval(sum(right), len(right))
+    parts = {error: metrics.automate(sure, right, error) for error in ERRORS}
+    return {
+        "accuracy": metrics.accuracy(probabilities, labels),
+        "accuracy_95": [low, high],
+        "ece": metrics.ece(probabilities, labels),
+        "nll": metrics.nll(probabilities, labels),
+        "brier": metrics.brier(probabilities, labels),
+        "automate": {
+            f"{error:g}": {"share": part.share, "threshold": part.threshold} for error, part in parts.items()
+        },
+    }
+
+
+def compared(types: Sequence[Tried]) -> dict[str, Any]:
+    """Return the measures of held-out rows before and after; empty without a row."""
+    rows = Rows(types)
+    if not rows.labels:
+        return {}
+    return {"before": measures(rows.before, rows.labels), "after": measures(rows.after, rows.labels)}
+
+
+def facts(types: Mapping[Type, Tried]) -> dict[str, Any]:
+    """Return what a calibration keeps about how it was made."""
+    return {
+        "rows": {"fitted": _fitted(types), "held_out": _held_out(types)},
+        "held_out": {kind: compared([one]) for kind, one in types.items()},
+    }
+
+
+def _fitted(types: Mapping[Type, Tried]) -> int:
+    return sum(one.n_fitted for one in types.values())
+
+
+def _held_out(types: Mapping[Type, Tried]) -> int:
+    return sum(len(one.held_out) for one in types.values())
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Return the report for programs."""
+    return {
+        "model": report.made_for.model,
+        "calibration": report.name,
+        "file": str(report.path) if report.name is not None else None,
+        "rows": {"fitted": _fitted(report.types), "held_out": _held_out(report.types)},
+        "types": {
+            kind: {
+                "rows": {"fitted": one.n_fitted, "held_out": len(one.held_out)},
+                "temperature": one.fitted.fit.temperature,
+                "prior": list(one.fitted.fit.prior),
+                "positions": list(one.fitted.fit.positions),
+                "tried": [
+                    {"what": trial.what, "nll_before": trial.before, "nll_after": trial.after,
+                     "kept": trial.is_kept}
+                    for trial in one.fitted.trials
+                ],
+                "not_tried": one.fitted.reason or None,
+                "held_out": compared([one]),
+            }
+            for kind, one in report.types.items()
+        },
+        "held_out": compared(list(report.types.values())),
+    }  # fmt: skip
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Print the report to stdout."""
+    if as_json:
+        output.value(to_json(report))
+        return
+    output.rows(("held out", "before", "after"), table_rows(report))
+    for text in text_lines(report):
+        output.line(text)
+
+
+def table_rows(report: Report) -> list[tuple[str, str, str]]:
+    """Return the rows of the table: each measure of all held-out rows, then of each type."""
+    rows: list[tuple[str, str, str]] = []
+    parts: list[tuple[str, list[Tried]]] = [("all", list(report.types.values()))]
+    if len(report.types) > 1:
+        parts += [(kind, [one]) for kind, one in report.types.items()]
+    for name, types in parts:
+        found = compared(types)
+        count = sum(len(one.held_out) for one in types)
+        rows.append((f"{name}: {count} rows", "", ""))
+        if found:
+            rows += _measured(found["before"], found["after"])
+    return rows
+
+
+def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    rows = [("  accuracy", *(_accuracy(one) for one in (before, after)))]
+    for key, title in (("ece", "ECE, 15 bins"), ("nll", "NLL"), ("brier", "Brier")):
+        rows.append((f"  {title}", f"{before[key]:.4f}", f"{after[key]:.4f}"))
+    for error in ERRORS:
+        key = f"{error:g}"
+        rows.append(
+            (f"  automate at {error:.0%} error", *(_part(one["automate"][key]) for one in (before, after)))
+        )
+    return rows
+
+
+def _accuracy(one: Mapping[str, Any]) -> str:
+    low, high = one["accuracy_95"]
+    return f"{one['accuracy']:.3f} ({low:.3f}-{high:.3f})"
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    if part["threshold"] is None:
+        return "none"
+    return f"{part['share']:.1%} at p >= {part['threshold']:.4f}"
+
+
+def text_lines(report: Report) -> list[str]:
+    """Return what stands below the table: what was tried, what is kept, and where."""
+    lines: list[str] = []
+    for kind, one in report.types.items():
+        if one.fitted.reason:
+            lines.append(f"{kind}: not fitted: {one.fitted.reason}")
+        for trial in one.fitted.trials:
+            kept = "kept" if trial.is_kept else "not kept"
+            lines.append(f"{kind}: {trial.what}: NLL {trial.before:.4f} -> {trial.after:.4f}, {kept}")
+        lines += [f"{kind}: {text}" for text in _described(one.fitted.fit)]
+    if _held_out(report.types) < FEW:
+        lines.append(f"{_held_out(report.types)} held-out rows tell little: {FEW} and more are better")
+    if report.name is not None:
+        lines.append(f"stored as {report.name}: {report.path}")
+    elif report.path.exists():
+        lines.append(f"nothing to store; {report.path} stays as it was")
+    else:
+        lines.append("nothing to store: the probabilities are used as they are")
+    return lines
+
+
+def _described(fit: Fit) -> list[str]:
+    if fit == _IDENTITY:
+        return []
+    lines = [f"temperature {fit.temperature:.4g}"]
+    if fit.prior:
+        lines.append(f"leans to {'yes' if fit.prior[0] > 0 else 'no'} by {2 * abs(fit.prior[0]):.3f} nats")
+    if fit.positions:
+        spellings = labels.candidates()
+        shown = " ".join(f"{spellings[i]} {one:+.3f}" for i, one in enumerate(fit.positions[:26]))
+        lines.append(f"leans by label, in nats: {shown}")
+    return lines
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a place for the diagram that does not exist, before hours of asking."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise errors.InputError(
+            f"--plot {path}: no file can be written there", next_step="name a file in a writable folder"
+        )
+
+
+def write_plot(path: Path, report: Report) -> None:
+    """Write the reliability diagram in one step. Raises InputError when the file cannot be written."""
+    rows = Rows(list(report.types.values()))
+    series = [
+        reliability.Series(
+            f"{name} (ECE {metrics.ece(probabilities, rows.labels):.3f})",
+            metrics.reliability_bins(probabilities, rows.labels),
+        )
+        for name, probabilities in (("before", rows.before), ("after", rows.after))
+        if rows.labels
+    ]
+    if not series:
+        raise errors.InputError("--plot: no row was held out", next_step="give more rows")
+    text = reliability.svg(f"Reliability of {report.made_for.model}", series)
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as exc:
+        raise errors.InputError(
+            f"--plot {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
+        ) from exc
