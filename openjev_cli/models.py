@@ -282,6 +282,12 @@ def described(config: Config) -> str:
     return f"profile {wanted.name} ({reason})"
 
 
+def answering(config: Config) -> Profile | None:
+    """The profile that the next question asks; None when it asks a file of `--model`, or `--connect`. Checks
+    no file. Raises ModelError."""
+    return None if config.connect is not None or _means_file(config) else choose(config)[0]
+
+
 def _means_file(config: Config) -> bool:
     # `--profile` on the command line beats a model of the user's file; with equal rank the file is meant.
     return config.model is not None and _rank(config, "model") <= _rank(config, "profile")

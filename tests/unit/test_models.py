@@ -301,6 +301,24 @@ def test_a_profile_that_ranks_above_a_model_of_a_file_is_asked(small: Path, tmp_
     assert asked()[0] == "Qwen3.5-0.8B-Q4_K_M"
 
 
+def test_no_profile_answers_for_a_file_or_a_server(small: Path, tmp_path: Path) -> None:
+    install(loaded(tmp_path), "fast")
+
+    def answering(**flags: object) -> str | None:
+        found = models.answering(loaded(tmp_path, **flags))
+        return found and found.name
+
+    assert answering() == "fast"
+    assert answering(profile="max") == "max"
+    assert answering(model=str(small)) is None
+    assert answering(connect="http://127.0.0.1:1", profile="max") is None
+    folder = tmp_path / ".config" / "openjev"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'model = "{small}"\n')
+    assert answering() is None
+    assert answering(profile="fast") == "fast"
+
+
 def test_the_next_smaller_profile_that_fits_is_named() -> None:
     biggest = models.PROFILES["max"].weights.size_bytes
     named = {gib: models.largest_below(biggest, gib << 30) for gib in (64, 4, 2, 0)}
