@@ -203,7 +203,8 @@ def profile(name: str) -> Profile:
     """The pinned profile of that name. Raises ModelError that lists the names."""
     if name not in PROFILES:
         raise errors.ModelError(
-            f"unknown profile {name!r}", next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)"
+            f"unknown profile {name!r}{errors.nearest(name, PROFILES)}",
+            next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)",
         )
     return PROFILES[name]
 
@@ -216,7 +217,7 @@ def weights_of(wanted: Profile, quant: str | None) -> PinnedFile:
         if name.lower() == quant.lower():
             return pinned
     raise errors.ModelError(
-        f"profile {wanted.name} has no {quant!r}",
+        f"profile {wanted.name} has no {quant!r}{errors.nearest(quant.upper(), wanted.variants)}",
         next_step=f"Use one of: {', '.join(wanted.variants)} (--quant)",
     )
 
