@@ -392,9 +392,14 @@ def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
         return errors.ModelError(message, next_step=f"Run: openjev models pull {name}")
     quants = PROFILES[name].quants if name in PROFILES else {}
     quant = next((f" --quant {key}" for key, file in quants.items() if file is pinned), "")
+    size_bytes, whole = pinned.size_bytes, ""
+    projector = PROFILES[name].projector if name in PROFILES else None
+    if projector and projector is not pinned and _size_of(path.with_name(projector.name)) is None:
+        # It is fetched with the weights; `openjev models list` counts it too.
+        size_bytes, whole = size_bytes + projector.size_bytes, " with the image projector"
     return errors.ModelError(
         message,
-        next_step=f"Run: openjev models pull {name}{quant} ({pinned.size_bytes / 1e9:.1f} GB). Offline: put"
+        next_step=f"Run: openjev models pull {name}{quant} ({size_bytes / 1e9:.1f} GB{whole}). Offline: put"
         f" {pinned.name} ({pinned.size_bytes} bytes) of the hub repository {pinned.repo}"
         f" @ {pinned.revision[:12]} at {path}. Or use --profile tiny.",
     )

@@ -135,11 +135,22 @@ def test_a_missing_profile_says_which_file_to_put_where(name: str, tmp_path: Pat
     with pytest.raises(errors.ModelError) as caught:
         models.resolve(settings)
     assert caught.value.message == f"the model file of profile {name} is not there: {path}"
-    file = profile.weights
+    file, projector = profile.weights, profile.projector
+    assert projector is not None
+    put = (
+        f"Offline: put {file.name} ({file.size_bytes} bytes) of the hub repository {file.repo}"
+        f" @ {file.revision[:12]} at {path}. Or use --profile tiny."
+    )
+    # As much as `openjev models list` says and `models pull` fetches.
+    whole_gb = (file.size_bytes + projector.size_bytes) / 1e9
     assert caught.value.next_step == (
-        f"Run: openjev models pull {name} ({file.size_bytes / 1e9:.1f} GB). Offline: put {file.name}"
-        f" ({file.size_bytes} bytes) of the hub repository {file.repo} @ {file.revision[:12]} at {path}."
-        " Or use --profile tiny."
+        f"Run: openjev models pull {name} ({whole_gb:.1f} GB with the image projector). {put}"
+    )
+    put_as_if_verified(path.with_name(projector.name), projector)
+    with pytest.raises(errors.ModelError) as caught:
+        models.resolve(settings)
+    assert caught.value.next_step == (
+        f"Run: openjev models pull {name} ({file.size_bytes / 1e9:.1f} GB). {put}"
     )
 
 
