@@ -232,7 +232,8 @@ def profile(name: str) -> Profile:
     """The pinned profile of that name. Raises ModelError that lists the names."""
     if name not in PROFILES:
         raise errors.ModelError(
-            f"unknown profile {name!r}", next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)"
+            f"unknown profile {name!r}{errors.nearest(name, PROFILES)}",
+            next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)",
         )
     return PROFILES[name]
 
@@ -245,7 +246,7 @@ def weights_of(wanted: Profile, quant: str | None) -> PinnedFile:
         if name.lower() == quant.lower():
             return pinned
     raise errors.ModelError(
-        f"profile {wanted.name} has no {quant!r}",
+        f"profile {wanted.name} has no {quant!r}{errors.nearest(quant.upper(), wanted.variants)}",
         next_step=f"Use one of: {', '.join(wanted.variants)} (--quant)",
     )
 
@@ -309,6 +310,12 @@ def described(config: Config) -> str:
         return f"{config.model} ({config.sources['model']})"
     wanted, reason = choose(config)
     return f"profile {wanted.name} ({reason})"
+
+
+def answering(config: Config) -> Profile | None:
+    """The profile that the next question asks; None when it asks a file of `--model`, or `--connect`. Checks
+    no file. Raises ModelError."""
+    return None if config.connect is not None or _means_file(config) else choose(config)[0]
 
 
 def _means_file(config: Config) -> bool:
@@ -427,9 +434,14 @@ def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
         return errors.ModelError(message, next_step=f"Run: openjev models pull {name}")
     quants = PROFILES[name].quants if name in PROFILES else {}
     quant = next((f" --quant {key}" for key, file in quants.items() if file is pinned), "")
+    size_bytes, whole = pinned.size_bytes, ""
+    projector = PROFILES[name].projector if name in PROFILES else None
+    if projector and projector is not pinned and _size_of(path.with_name(projector.name)) is None:
+        # It is fetched with the weights; `openjev models list` counts it too.
+        size_bytes, whole = size_bytes + projector.size_bytes, " with the image projector"
     return errors.ModelError(
         message,
-        next_step=f"Run: openjev models pull {name}{quant} ({pinned.size_bytes / 1e9:.1f} GB). Offline: put"
+        next_step=f"Run: openjev models pull {name}{quant} ({size_bytes / 1e9:.1f} GB{whole}). Offline: put"
         f" {pinned.name} ({pinned.size_bytes} bytes) of the hub repository {pinned.repo}"
         f" @ {pinned.revision[:12]} at {path}. Or use --profile tiny.",
     )
