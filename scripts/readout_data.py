@@ -170,32 +170,21 @@ def question_of(row: JSON) -> requests.Request:
 
 def gold_of(row: JSON, question: questions.Question) -> int:
     """Return the position of the right option in `prompt.options_of`. Raises SystemExit if there is none."""
-    label = row["label"]
+    label = reading.plain(row["label"])
     if isinstance(question, questions.Noul):
-        if label in (True, False):
+        if isinstance(label, bool):
             return 0 if label else 1
     elif isinstance(question, questions.Choice):
         names = [option.name for option in question.options]
         if label in names:
             return names.index(str(label))
-    else:
-        try:
-            level = int(str(label))
-        except ValueError:
-            level = -1
-        if 0 <= level < len(question.levels):
-            return level
+    elif isinstance(label, int) and 0 <= label < len(question.levels):
+        return label
     raise SystemExit(f"row {row.get('id')}: its label {label!r} is no option of its question")
 
 
 # ------------------------------------------------------------------------------------------ token ids
 
-# The words readout, beside the wording that prompt.py has for letters.
-REPLY_OPTION = "\nReply with the option that fits best, as it is written."
-REPLY_LEVEL = "\nReply with the level that fits best, as it is written."
-CUE = "Answer:"
-
-KINDS = ("noul", "choice", "score")
 _LIMIT = 2**16
 
 
@@ -325,22 +314,14 @@ class Tokenizer:
         """Return the pieces of a request's one question: prefix, question, then name and description of each
         option; user text cut where openjev cuts it."""
         frame, request = self._frame(request)
-        markup = self._facts.markup
-        # Suffix aside, the words prompt is the letters prompt.
-        built = prompt.build(frame, request.state, (), (), markup)
+        built = prompt.build(frame, request.state, request.questions, None, self._facts.markup)
+        (suffix,) = built.suffixes
         if not self._cue:
             self._cue = frame.around[-1]
         if frame.around[-1] != self._cue:
             raise SystemExit("the chat template ends differently for different conversations")
-        (question,) = request.questions
-        user = [question.text]
-        for name, description in prompt.options_of(question):
-            user += [reading.visible(name), description or ""]
-        pieces = [
-            list(prompt.plain(prompt.Segment(" " + text, special=False), markup)) if text else []
-            for text in user
-        ]
-        return [[piece for piece in built.prefix if isinstance(piece, prompt.Segment)], *pieces]
+        prefix = [piece for piece in built.prefix if isinstance(piece, prompt.Segment)]
+        return [prefix, *pieces(suffix.segments)]
 
     def ids(self, wanted: Sequence[Sequence[prompt.Segment]]) -> list[Tokens]:
         """Return the token ids of each group of segments."""
@@ -356,18 +337,32 @@ class Tokenizer:
     def frames(self) -> Frames:
         """Return the token ids of the frame texts; rows must have been read before."""
         texts = (
-            f"{prompt.OPTIONS}-",
-            f"{prompt.LEVELS}-",
-            "\n-",
+            prompt.OPTIONS + prompt.BULLET,
+            prompt.LEVELS + prompt.BULLET,
+            "\n" + prompt.BULLET,
             ":",
-            f"{REPLY_OPTION}{self._cue}{CUE}",
-            f"{REPLY_LEVEL}{self._cue}{CUE}",
-            "<|im_end|>",
+            prompt.REPLY_OPTION_WORDS + self._cue + prompt.ANSWER_WORDS,
+            prompt.REPLY_LEVEL_WORDS + self._cue + prompt.ANSWER_WORDS,
         )
-        *read, end = self.ids([[prompt.Segment(text, special=True)] for text in texts])
-        if len(end) != 1:
-            raise SystemExit("this model has no <|im_end|>")
-        return Frames(*read, end=end[0])
+        return Frames(
+            *self.ids([[prompt.Segment(text, special=True)] for text in texts]), end=self._facts.end
+        )
+
+
+def pieces(suffix: Sequence[prompt.Segment]) -> list[list[prompt.Segment]]:
+    """Return the user texts of a words suffix: the question's, then name and description of each option."""
+    found: list[list[prompt.Segment]] = [[]]
+    for segment in suffix[:-1]:
+        if not segment.special:
+            found[-1].append(segment)
+        elif segment.text == ":":
+            found.append([])
+        else:
+            # An option begins; the one before may have had no description.
+            if len(found) % 2 == 0:
+                found.append([])
+            found.append([])
+    return found if len(found) % 2 else [*found, []]
 
 
 def tokenize_rows(

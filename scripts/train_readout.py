@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import readout_data as data
 
+from openjev_cli import prompt
+
 if TYPE_CHECKING:
     from readout_model import Model
 
@@ -416,7 +418,11 @@ def recipe(training: Training) -> JSON:
             "tensors": "attn q, k, v, output; ffn gate, up, down of every layer; float16",
         },
         "settings": settings,
-        "prompt": {"option": data.REPLY_OPTION, "level": data.REPLY_LEVEL, "cue": data.CUE},
+        "prompt": {
+            "option": prompt.REPLY_OPTION_WORDS,
+            "level": prompt.REPLY_LEVEL_WORDS,
+            "cue": prompt.ANSWER_WORDS,
+        },
         "trained": {**training.done, "rows_by_task": dict(sorted(training.rows_by_task.items()))},
         "available_rows": dict(sorted(training.counts.items())),
         "mixture": {task: {"weight": weight, "why": why} for task, (weight, why) in data.MIXTURE.items()},
