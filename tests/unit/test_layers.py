@@ -16,7 +16,7 @@ PACKAGE = Path(openjev_cli.__file__).parent
 # Lowest first. A module may import from lower lines; a package's modules may import each other downward too.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("timing", "pool", "admission", "listen", "capacity"),
+    ("timing", "pool", "admission", "listen", "capacity", "metrics"),
     ("config", "reading", "images"),
     ("wheels", "records", "bodies"),
     ("download",),

@@ -1,0 +1,133 @@
+"""How good probabilities are: accuracy, calibration, and how much of the work they could do alone.
+
+Pure numbers. probabilities: a distribution for each row, in option order, each summing to 1. labels: for each
+row the place of the right option. A row is answered with its most probable option, the first of equals, as
+answers are. Everything raises ValueError when there is no row at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# A right option of probability 0 would make the whole log-likelihood infinite.
+LEAST_P = 1e-12
+
+
+class Bin(NamedTuple):
+    """A bin of confidences in (low, high]. confidence, accuracy: means over its `count` rows; 0 for none."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+class Automated(NamedTuple):
+    """What can be left to the answers alone. share: of all rows, 0 to 1. threshold: rows with at least this
+    confidence; None when there is no such threshold (share is then 0). count: how many rows that are."""
+
+    share: float
+    threshold: float | None
+    count: int
+
+
+def winner(distribution: Sequence[float]) -> int:
+    """Return the place of the largest probability; the first of equals."""
+    return max(range(len(distribution)), key=distribution.__getitem__)
+
+
+def confidences(probabilities: Sequence[Sequence[float]]) -> list[float]:
+    """Return the probability of each row's answer."""
+    return [max(distribution) for distribution in probabilities]
+
+
+def correct(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> list[bool]:
+    """Return whether each row's answer is right."""
+    return [winner(p) == label for p, label in zip(probabilities, labels, strict=True)]
+
+
+def accuracy(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+    """Return the share of right answers, 0 to 1."""
+    return sum(correct(probabilities, labels)) / _count(labels)
+
+
+def nll(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+    """Return the mean negative natural log of the right option's probability (taken as 1e-12 at least)."""
+    right = (p[label] for p, label in zip(probabilities, labels, strict=True))
+    return -math.fsum(math.log(max(p, LEAST_P)) for p in right) / _count(labels)
+
+
+def brier(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+    """Return the mean over rows of sum_k (p_k - [k is right])^2, 0 to 2 (Brier 1950, equation 2)."""
+    total = math.fsum(
+        math.fsum((one - (k == label)) ** 2 for k, one in enumerate(p))
+        for p, label in zip(probabilities, labels, strict=True)
+    )
+    return total / _count(labels)
+
+
+def ece(probabilities: Sequence[Sequence[float]], labels: Sequence[int], bins: int = 15) -> float:
+    """Return the expected calibration error, 0 to 1: sum_m |B_m|/n * |accuracy(B_m) - confidence(B_m)| over
+    bins of equal width of the top probability (Guo et al. 2017, "On Calibration of Modern Neural Networks",
+    equation 3)."""
+    found = reliability_bins(probabilities, labels, bins)
+    return math.fsum(one.count * abs(one.accuracy - one.confidence) for one in found) / _count(labels)
+
+
+def reliability_bins(
+    probabilities: Sequence[Sequence[float]], labels: Sequence[int], bins: int = 15
+) -> list[Bin]:
+    """Return the `bins` bins of a reliability diagram, empty ones too: bin m holds the rows whose top
+    probability lies in ((m - 1)/bins, m/bins] (Guo et al. 2017, section 2)."""
+    _count(labels)
+    held: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for confidence, is_right in zip(confidences(probabilities), correct(probabilities, labels), strict=True):
+        held[min(bins, max(1, math.ceil(confidence * bins))) - 1].append((confidence, is_right))
+    return [
+        Bin(
+            m / bins,
+            (m + 1) / bins,
+            len(rows),
+            math.fsum(confidence for confidence, _ in rows) / max(1, len(rows)),
+            sum(is_right for _, is_right in rows) / max(1, len(rows)),
+        )
+        for m, rows in enumerate(held)
+    ]
+
+
+def automate(confidences: Sequence[float], correct: Sequence[bool], error: float) -> Automated:
+    """Return the largest part of the rows, by confidence, of which at most the share `error` is wrong.
+
+    Rows of equal confidence stay together, since no threshold tells them apart.
+    """
+    n = _count(confidences)
+    ranked = sorted(zip(confidences, correct, strict=True), key=lambda row: -row[0])
+    best, wrong = Automated(0.0, None, 0), 0
+    for count, (confidence, is_right) in enumerate(ranked, start=1):
+        wrong += not is_right
+        is_edge = count == n or ranked[count][0] < confidence
+        # As counts, so that 1 of 100 is 1 % whatever floats make of it.
+        if is_edge and wrong <= error * count + 1e-9:
+            best = Automated(count / n, confidence, count)
+    return best
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the confidence interval of a share by Wilson's score method (Wilson 1927); z = 1.96 is 95 %.
+    Without a trial it is (0, 1): nothing is known."""
+    if n == 0:
+        return 0.0, 1.0
+    share = successes / n
+    centre = share + z * z / (2 * n)
+    half = z * math.sqrt(share * (1.0 - share) / n + z * z / (4 * n * n))
+    scale = 1.0 + z * z / n
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def _count(rows: Sequence[object]) -> int:
+    if not rows:
+        raise ValueError("no rows to measure")
+    return len(rows)
