@@ -152,6 +152,13 @@ def part_of(task: str, state: Any) -> str:
     return "test" if share < _TEST else "validation" if share < _TEST + _VALIDATION else "train"
 
 
+def parts_of(task: str) -> tuple[str, ...]:
+    """Return every part that rows of a task may belong to."""
+    if task in HELD_OUT:
+        return ("unseen", "unseen_validation")
+    return ("test", "validation", "train") if task in MIXTURE else ("unused",)
+
+
 def held_out_keys(folder: Path) -> frozenset[str]:
     """Return the keys of every state of the held-out tasks: rows of other tasks about them are not used."""
     found = files(folder)
@@ -256,11 +263,12 @@ def gold_steps(options: Sequence[Tokens], gold: int, end: int) -> list[tuple[int
 @dataclass(frozen=True)
 class Example:
     """What one forward pass reads. ids: prompt and the way to the right option as far as it branches. steps:
-    (position whose logits count, children, which child is right)."""
+    (position whose logits count, children, which child is right). id: of its row."""
 
     ids: list[int]
     steps: list[tuple[int, Tokens, int]]
     task: str
+    id: str = ""
 
 
 def example(row: Row, frames: Frames, order: Sequence[int]) -> Example | None:
@@ -272,9 +280,8 @@ def example(row: Row, frames: Frames, order: Sequence[int]) -> Example | None:
         return None
     ids = row.prompt(frames, order)
     way = names[gold][: steps[-1][0]]
-    return Example(
-        [*ids, *way], [(len(ids) - 1 + depth, kids, right) for depth, kids, right in steps], row.task
-    )
+    steps = [(len(ids) - 1 + depth, kids, right) for depth, kids, right in steps]
+    return Example([*ids, *way], steps, row.task, row.id)
 
 
 def order_of(row: Row, rng: random.Random, *, swap_noul: float) -> list[int]:
