@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import readout_tickets
 
 from openjev_cli import errors, prompt, questions, reading
 from openjev_cli import request as requests
@@ -49,6 +50,7 @@ DROPPED: dict[str, str] = {"tool_choice": "the same BFCL functions and requests 
 # (isarcasm, word_difficulty).
 MIXTURE: dict[str, tuple[float, str]] = {
     "synth": (4.0, "48 templates: fields, policies, tickets, logs; JSON, text and chats"),
+    "tickets": (1.5, "messages to a company with several facts in them; scripts/readout_tickets.py"),
     "clinc150_full": (1.2, "intents"),
     "clinc_domain": (1.2, "topics of requests"),
     "banking77": (1.0, "intents; long option lists"),
@@ -78,6 +80,10 @@ MIXTURE: dict[str, tuple[float, str]] = {
 
 # ------------------------------------------------------------------------------------------ which rows
 
+# Stands for the file of rows that are made here.
+GENERATED = Path("tickets")
+TICKETS, TICKETS_SEED = 3000, 20261130
+
 _TEST, _VALIDATION = 10, 2  # per cent of the rows of a seen task
 _SHORTEST_KEY = 25
 
@@ -88,15 +94,23 @@ def task_of(path: Path) -> str:
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """Return the row files in a folder by task. Raises SystemExit if there are none."""
+    """Return the row files in a folder by task; for the training data also the rows that are generated.
+    Raises SystemExit if there are none."""
     found = {task_of(path): path for path in sorted(folder.glob("*.jsonl*")) if path.is_file()}
     if not found:
         raise SystemExit(f"no *.jsonl or *.jsonl.gz in {folder}")
+    if (folder / "MANIFEST.json").is_file():
+        found[GENERATED.name] = GENERATED
     return found
 
 
 def read_rows(path: Path) -> Iterator[JSON]:
     """Give the rows of a JSONL file, gzipped or not, numbers kept as they are written."""
+    if path == GENERATED:
+        for row in readout_tickets.rows(TICKETS, TICKETS_SEED):
+            made: Any = reading.parse_json(json.dumps(row), name=str(row["id"]))
+            yield made
+        return
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         for at, line in enumerate(lines, start=1):

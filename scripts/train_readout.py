@@ -68,7 +68,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--clip", type=float, default=1.0, help="norm of the gradient")
     add("--micro-tokens", type=int, default=1000, help="tokens of a forward pass, padding included")
     add("--step-rows", type=int, default=16, help="rows of an optimizer step, at least")
-    add("--max-tokens", type=int, default=200, help="longer prompts are not trained on")
+    add("--max-tokens", type=int, default=240, help="longer prompts are not trained on")
     add("--mass-weight", type=float, default=0.1, help="of -log P(any option) in the whole vocabulary")
     add("--swap-noul", type=float, default=0.1, help="share of yes/no questions shown as no/yes")
     add("--checkpoint-minutes", type=float, default=5.0)
@@ -430,6 +430,11 @@ def recipe(training: Training) -> JSON:
         "dropped": data.DROPPED,
         "split": "by a hash of the state's text: 10 % test, 2 % validation; see scripts/readout_data.py",
         "data": sources(args.data, training.rows_by_task),
+        "generated": {
+            "script": "scripts/readout_tickets.py",
+            "rows": data.TICKETS,
+            "seed": data.TICKETS_SEED,
+        },
         "machine": {
             "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine(),
             "cores": len(os.sched_getaffinity(0)),

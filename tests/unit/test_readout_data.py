@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import readout_adapter
 import readout_data as data
+import readout_tickets
 import train_readout
 
 from openjev_cli import prompt, reading, words
@@ -135,6 +136,16 @@ def test_files_of_rows_may_be_packed(tmp_path: Path) -> None:
     for path in found.values():
         (row,) = data.read_rows(path)
         assert data.gold_of(row, data.question_of(row).questions[0]) == 1
+
+
+def test_made_tickets_are_the_same_every_time_and_can_be_asked() -> None:
+    made = list(readout_tickets.rows(300, 5))
+    assert made == list(readout_tickets.rows(300, 5)) != list(readout_tickets.rows(300, 6))
+    assert {row["subset"] for row in made} == set(readout_tickets.TEMPLATES)
+    assert not [row for row in made if "{" in json.dumps(row["state"]).replace('{"', "")]
+    for row in data.read_rows(data.GENERATED):
+        (question,) = data.question_of(row).questions
+        data.gold_of(row, question)
 
 
 def a_row(number: int, *, task: str = "t", kind: str = "choice", length: int = 5) -> data.Row:
