@@ -114,9 +114,8 @@ def main() -> int:
             plain_ce.append(among.logsumexp(0) - among[right])
             plain_mass.append(logits[position].logsumexp(0) - among.logsumexp(0))
     (sum(plain_ce) + 0.3 * sum(plain_mass)).backward()
-    loss = max(
-        float((torch.stack(plain_ce) - ce).abs().max()), float((torch.stack(plain_mass) - mass).abs().max())
-    )
+    pairs = ((torch.stack(plain_ce), ce), (torch.stack(plain_mass), mass))
+    loss = max(float((plain - mine).detach().abs().max()) for plain, mine in pairs)
     gradient = max(
         float((mine - one.grad).abs().max() / one.grad.abs().max())
         for mine, one in zip(gradients, model.parameters(), strict=True)

@@ -128,6 +128,19 @@ class _Product(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return dx, None, da, db, None, None
 
 
+def _attended(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Return the attention of (sequence, position, head, width) as (token, all heads)."""
+    sequences, length, heads, head = q.shape
+    kv = k.shape[2]
+    # Instead of repeating keys: the queries of a key's heads are rows of one product.
+    q = q.view(sequences, length, kv, heads // kv, head).permute(0, 2, 3, 1, 4)
+    found = F.scaled_dot_product_attention(
+        q.reshape(sequences, kv, -1, head), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask
+    )
+    found = found.view(sequences, kv, heads // kv, length, head).permute(0, 3, 1, 2, 4)
+    return found.reshape(sequences * length, heads * head)
+
+
 @dataclass
 class Batch:
     """Examples as tensors. ids: the shared prefix, then the rest of each row, padded to `length`. need: where
@@ -257,6 +270,10 @@ class Model:
                     found[f"blk.{layer}.{part}.weight"] = (low.numpy(), up.numpy())
         return found
 
+    def _mask(self, queries: int, keys: int, dtype: Any) -> Any:
+        mask = torch.full((queries, keys), -math.inf, device=self.device, dtype=dtype)
+        return torch.triu(mask, diagonal=keys - queries + 1)
+
     def _product(self, layer: int, name: str, x: Any) -> Any:
         return _Product.apply(
             x,
@@ -276,32 +293,33 @@ class Model:
         shape = self.weights.shape
         heads, kv, head = shape.heads, shape.kv_heads, shape.head
         shared, rows, length = batch.shared, batch.rows, batch.length
+        group = heads // kv
         turns = self._turns[batch.positions][:, None, :]
         x = self.weights.embedding[batch.ids]
-        # Row tokens see the shared prefix and what precedes them; padding stands behind everything.
-        mask = torch.full((length, shared + length), -math.inf, device=self.device, dtype=x.dtype)
-        mask = torch.triu(mask, diagonal=shared + 1)
+        # Row tokens see the shared prefix and what precedes them; padding stands behind everything. The query
+        # heads that share a key head stand one below the other.
+        mask = self._mask(length, shared + length, x.dtype).repeat(group, 1)
+        first_mask = self._mask(shared, shared, x.dtype).repeat(group, 1)
         last = shape.layers - 1
         for layer in range(shape.layers):
             norm, ffn_norm = self.weights.norms[layer]
             y = self._product(layer, "qkv", F.rms_norm(x, (shape.width,), norm, shape.eps))
-            qk = self._turned(y[:, : (heads + kv) * head].view(-1, heads + kv, head), turns)
-            q, k = qk[:, :heads], qk[:, heads:]
-            v = y[:, (heads + kv) * head :].view(-1, kv, head)
-            k, v = (one.repeat_interleave(heads // kv, dim=1) for one in (k, v))
-            seen = []
-            for one in (k, v):
-                own = one[shared:].view(rows, length, heads, head)
-                both = torch.cat([one[:shared].expand(rows, shared, heads, head), own], dim=1)
-                seen.append(both.transpose(1, 2))
-            own_q = q[shared:].view(rows, length, heads, head).transpose(1, 2)
-            attended = F.scaled_dot_product_attention(own_q, *seen, attn_mask=mask)
-            attended = attended.transpose(1, 2).reshape(rows * length, shape.width)
+            qk, v = y.split([(heads + kv) * head, kv * head], dim=1)
+            q, k = self._turned(qk.view(-1, heads + kv, head), turns).split([heads, kv], dim=1)
+            # Each is the shared prefix once, then the rows: (sequence, position, head, width).
+            (first_q, q), (first_k, k), (first_v, v) = (
+                (first[None], rest.view(rows, length, -1, head))
+                for first, rest in (
+                    one.split([shared, rows * length]) for one in (q, k, v.view(-1, kv, head))
+                )
+            )
+            k, v = (
+                torch.cat([first.expand(rows, shared, kv, head), rest], dim=1)
+                for first, rest in ((first_k, k), (first_v, v))
+            )
+            attended = _attended(q, k, v, mask)
             if shared:
-                first = [one[None, :shared].transpose(1, 2) for one in (q, k, v)]
-                opening = F.scaled_dot_product_attention(*first, is_causal=True)
-                opening = opening.transpose(1, 2).reshape(shared, shape.width)
-                attended = torch.cat([opening, attended])
+                attended = torch.cat([_attended(first_q, first_k, first_v, first_mask), attended])
             if layer == last:
                 attended, x = attended[batch.need], x[batch.need]
             x = x + self._product(layer, "out", attended)
