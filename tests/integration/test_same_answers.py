@@ -68,12 +68,13 @@ def decisions(answers: dict[str, list[float]]) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("readout", ["letters", "words"])
-@pytest.mark.parametrize("model", ["tiny_model", "tiny_hybrid"])
+@pytest.mark.parametrize(
+    ("model", "readout"), [("tiny_model", "letters"), ("tiny_hybrid", "letters"), ("tiny_hybrid", "words")]
+)
 def test_patched_stock_and_uncached_give_the_same_answers(
     openjev: Command, stock_server: Path, model: str, readout: str, request: pytest.FixtureRequest
 ) -> None:
-    """32 answers over both models for each readout; each build, and every caching switch off."""
+    """32 answers over both models by letters, 16 by words; each build, and every caching switch off."""
     weights = request.getfixturevalue(model)
     way = ("--model", weights, "--readout", readout)
     stock = {"OPENJEV_LLAMA_SERVER": str(stock_server)}
