@@ -78,7 +78,10 @@ class Words:
     """What a page says in one language. at: which of the pair in ROWS and GOALS."""
 
     at: int
+    language: str
     head: str
+    row: str
+    others: str
     run: str
     pairs: str
     missed: str
@@ -94,6 +97,9 @@ class Words:
 WORDS = {
     "en": Words(
         at=0,
+        language="en",
+        row="row",
+        others="The same requests at other endpoints, in the same turns (medians, milliseconds):",
         head="| row | before | primed-stock | after | native | tokens read by after | ratio | ideal | goal | met |",
         run="{model} on {cpu} ({cores} cores, {features}), {trials} trials, {minutes} minutes, {began}."
         " Medians of wall-clock milliseconds; ratio = after / before.",
@@ -112,6 +118,9 @@ WORDS = {
     ),
     "zh": Words(
         at=1,
+        language="zh",
+        row="项目",
+        others="同一轮次中其他端点对同一请求的耗时（中位数，毫秒）：",
         head="| 项目 | before | primed-stock | after | native | after 读取的 token | 比值 | 理想值 | 目标 | 达成 |",
         run="{model}，{cpu}（{cores} 核，{features}），{trials} 次试验，{minutes} 分钟，{began}。"
         "数值为墙钟时间中位数（毫秒）；比值 = after / before。",
@@ -158,6 +167,27 @@ def table(receipt: JSON, words: Words) -> list[str]:
     return lines
 
 
+def others_table(receipt: JSON, words: Words) -> list[str]:
+    """Return the lines that compare `after` with the endpoints given as NAME=URL, none without any."""
+    others = [name for name in receipt["run"].get("endpoints", ()) if name not in ENDPOINTS]
+    rows = [row for row in receipt["rows"] if any(name in row["median_ms"] for name in others)]
+    if not rows:
+        return []
+    heads = [f"{name} | {name} / after" for name in others]
+    lines = ["", words.others, "", f"| {words.row} | after | " + " | ".join(heads) + " |"]
+    lines.append("|---" + "|---:" * (1 + 2 * len(others)) + "|")
+    for row in rows:
+        ms = row["median_ms"]
+        after = ms.get("after")
+        cells = [number(after, 1)]
+        for name in others:
+            ratio = ms[name] / after if after and name in ms else None
+            cells += [number(ms.get(name), 1), number(ratio, 3)]
+        label = ROWS.get(row["label"], (row["label"], row["label"]))[words.at]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def where_table(found: JSON, words: Words) -> list[str]:
     """Return the lines that say where the time of a request goes."""
     rates = {run["tokens"]: run["tokens_per_s"] for run in found["llama_bench"]}
@@ -201,6 +231,9 @@ def section(name: str, receipt: JSON, words: Words, *, has_chart: bool) -> list[
     if has_chart:
         lines += [f"![{name}](performance/{name}.svg)", ""]
     lines += table(receipt, words)
+    if note := receipt.get("note", {}).get(words.language):
+        lines += ["", note]
+    lines += others_table(receipt, words)
     compared = [
         pairs
         for row in receipt["rows"]
