@@ -27,6 +27,7 @@ _openjev() {
         " ask:-p"|" ask:--profile") words="tiny fast balanced quality max" ;;
         " ask:--model") return ;;
         " ask:--mmproj") return ;;
+        " ask:--readout") return ;;
         " ask:--connect") return ;;
         " ask:-f"|" ask:--format") words="table json jsonl tsv value" ;;
         " ask:--keep-alive") return ;;
@@ -39,6 +40,7 @@ _openjev() {
         " is:-p"|" is:--profile") words="tiny fast balanced quality max" ;;
         " is:--model") return ;;
         " is:--mmproj") return ;;
+        " is:--readout") return ;;
         " is:--connect") return ;;
         " is:-f"|" is:--format") words="table json jsonl tsv value" ;;
         " is:--keep-alive") return ;;
@@ -52,6 +54,7 @@ _openjev() {
         " pick:-p"|" pick:--profile") words="tiny fast balanced quality max" ;;
         " pick:--model") return ;;
         " pick:--mmproj") return ;;
+        " pick:--readout") return ;;
         " pick:--connect") return ;;
         " pick:-f"|" pick:--format") words="table json jsonl tsv value" ;;
         " pick:--keep-alive") return ;;
@@ -64,6 +67,7 @@ _openjev() {
         " check:-p"|" check:--profile") words="tiny fast balanced quality max" ;;
         " check:--model") return ;;
         " check:--mmproj") return ;;
+        " check:--readout") return ;;
         " check:--connect") return ;;
         " check:-f"|" check:--format") words="table json jsonl tsv value" ;;
         " check:--keep-alive") return ;;
@@ -73,6 +77,7 @@ _openjev() {
         " record:-p"|" record:--profile") words="tiny fast balanced quality max" ;;
         " record:--model") return ;;
         " record:--mmproj") return ;;
+        " record:--readout") return ;;
         " record:--connect") return ;;
         " record:--keep-alive") return ;;
         " calibrate:--output") return ;;
@@ -92,6 +97,7 @@ _openjev() {
         " serve:-p"|" serve:--profile") words="tiny fast balanced quality max" ;;
         " serve:--model") return ;;
         " serve:--mmproj") return ;;
+        " serve:--readout") return ;;
         " serve:--connect") return ;;
         " serve:--keep-alive") return ;;
         " server start:-p"|" server start:--profile") words="tiny fast balanced quality max" ;;
@@ -114,13 +120,13 @@ _openjev() {
             if [[ $current == -* ]]; then
                 case "$path" in
                     "") words="--version -h --help" ;;
-                    " ask") words="-q --questions -Q --question --fail-if --unsure --min-confidence --reuse --orders --calibration --explain --each --as --field --id-field --where --add --unordered --strict --start-at -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --timing --no-timing --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " is") words="--unsure --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " pick") words="-o --option --min-p --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " check") words="--filter --update --junit --tolerance --reversed --no-reversed --orders --calibration --unsure -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " record") words="--filter --reversed --no-reversed --orders --calibration -p --profile --model --mmproj --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " ask") words="-q --questions -Q --question --fail-if --unsure --min-confidence --reuse --orders --calibration --explain --each --as --field --id-field --where --add --unordered --strict --start-at -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --timing --no-timing --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " is") words="--unsure --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " pick") words="-o --option --min-p --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " check") words="--filter --update --junit --tolerance --reversed --no-reversed --orders --calibration --unsure -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " record") words="--filter --reversed --no-reversed --orders --calibration -p --profile --model --mmproj --readout --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " calibrate") words="--label-prior --position-bias --output --plot -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " serve") words="--host --port --socket --queue --request-timeout --calibration -p --profile --model --mmproj --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " serve") words="--host --port --socket --queue --request-timeout --calibration -p --profile --model --mmproj --readout --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " server") words="-h --help" ;;
                     " server start") words="-p --profile --model --mmproj --keep-alive --quiet --debug -h --help" ;;
                     " server stop") words="-h --help" ;;
@@ -149,8 +155,8 @@ _openjev() {
                     " models pull") words="tiny fast balanced quality max" ;;
                     " models rm") words="tiny fast balanced quality max" ;;
                     " config") words="show get set path" ;;
-                    " config get") words="profile model mmproj connect format timing unsure min_confidence questions calibration cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
-                    " config set") words="profile model mmproj connect format timing unsure min_confidence questions calibration cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
+                    " config get") words="profile model mmproj readout prior connect format timing unsure min_confidence questions calibration cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
+                    " config set") words="profile model mmproj readout prior connect format timing unsure min_confidence questions calibration cache quiet debug llama_server model_source keep_alive cache_dir api_key request_timeout response_timing compact_json prime_shared_prefix prime_repeated_state template_cache" ;;
                 esac
             fi
             ;;

@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from openjev_cli import answers, bodies, decide, errors, prompt, questions, reading, request, timing
+from openjev_cli import answers, bodies, decide, errors, models, prompt, questions, reading, request, timing
 from openjev_cli import state as states
 from openjev_cli.admission import Full, Gate
 from openjev_cli.config import Config
@@ -130,7 +130,10 @@ class Service:
         self._buffered = 0
         # The engine could not be started, or died, at the last request.
         self._is_sick = False
-        self.model = config.profile if config.model is None and config.connect is None else ALIASES[1]
+        # Asked once: what is installed later does not change what answers here.
+        profile = models.answering(config)
+        self._own_names = (profile.name,) if profile is not None else ()
+        self.model = profile.name if profile is not None else ALIASES[1]
         self.app = Starlette(
             routes=[
                 Route("/v1/systemone", self._endpoint(self._systemone), methods=["POST"]),
@@ -163,8 +166,7 @@ class Service:
     @property
     def names(self) -> tuple[str, ...]:
         """The model names a request may give."""
-        own = () if self._config.model or self._config.connect else (self._config.profile,)
-        return tuple(dict.fromkeys((*ALIASES, *own, self.model)))
+        return tuple(dict.fromkeys((*ALIASES, *self._own_names, self.model)))
 
     # --------------------------------------------------------------------------------- every request
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "answers.sqlite"
 MAX_BYTES = 1 << 30
-_VERSION = 1
+_VERSION = 2
 _T = TypeVar("_T")
 
 
@@ -35,9 +35,8 @@ def key(
     readout: str,
     prefix: Sequence[prompt.Segment | prompt.ImageSegment],
     suffix: prompt.Suffix,
-    labels: Sequence[int],
 ) -> bytes:
-    """Return the 32-byte key of one question of a prompt. labels: their token ids in order."""
+    """Return the 32-byte key of one question of a prompt."""
     from hashlib import blake2b
 
     found = blake2b(digest_size=32)
@@ -48,7 +47,8 @@ def key(
         for segment in (*prefix, *suffix.segments)
     ]
     # The boundary of the prefix is part of the prompt: it is where an engine resumes.
-    shape = (_VERSION, readout, len(prefix), list(labels))
+    options = [[(one.text, one.special) for one in option] for option in suffix.options]
+    shape = (_VERSION, readout, len(prefix), [label.token for label in suffix.labels], options)
     for part in (provenance, json.dumps(shape).encode(), json.dumps(texts).encode()):
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)

@@ -20,6 +20,7 @@ from openjev_cli import errors
 PROFILE_NAMES = ("tiny", "fast", "balanced", "quality", "max")
 FORMATS = ("table", "json", "jsonl", "tsv", "value")
 LIST_FORMATS = ("table", "json", "jsonl", "tsv")
+READOUTS = ("letters", "words")
 MODEL_SOURCES = ("huggingface", "modelscope")
 PROJECT_FILE_NAME = ".openjev.toml"
 
@@ -56,18 +57,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _nearest(word: str, known: tuple[str, ...]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def _one_of(*names: str) -> _Parser:
     def parse(value: object, place: _Place) -> str:
         if isinstance(value, str) and value in names:
             return value
-        hint = _nearest(value, names) if isinstance(value, str) else ""
+        hint = errors.nearest(value, names) if isinstance(value, str) else ""
         raise ValueError(f"{_shown(value)} is not one of {', '.join(names)}{hint}")
 
     return parse
@@ -191,6 +185,19 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("model", _path, None, "a GGUF file to ask instead of a profile's", flag="--model"),
     Setting("mmproj", _path, None, "the image projector that belongs to the model", flag="--mmproj"),
+    Setting(
+        "readout",
+        _one_of(*READOUTS),
+        None,
+        "how options are read: by a letter each, or by their own text; by default as suits the profile",
+        flag="--readout",
+    ),
+    Setting(
+        "prior",
+        _probability,
+        None,
+        "share of what the model would say without the state that is taken off; by default as suits the profile",
+    ),
     Setting("connect", _text, None, "URL or socket of a running server to ask", flag="--connect"),
     Setting(
         "format",
@@ -320,6 +327,8 @@ class Config:
     profile: str
     model: Path | None
     mmproj: Path | None
+    readout: str | None
+    prior: float | None
     connect: str | None
     format: str | None
     timing: bool
@@ -393,7 +402,7 @@ def setting(key: str) -> Setting:
     """The row of the table for `key`. Raises InputError that names the nearest key."""
     if key not in _BY_KEY:
         raise errors.InputError(
-            f"unknown setting {_shown(key)}{_nearest(key, KEYS)}",
+            f"unknown setting {_shown(key)}{errors.nearest(key, KEYS)}",
             next_step="See all settings: openjev config show",
         )
     return _BY_KEY[key]
@@ -561,7 +570,7 @@ def _file_values(path: Path, problems: list[str]) -> dict[str, object]:
         return {}
     for key in [key for key in table if key not in _BY_KEY]:
         del table[key]
-        problems.append(f"{path}: unknown key {_shown(key)}{_nearest(key, KEYS)}")
+        problems.append(f"{path}: unknown key {_shown(key)}{errors.nearest(key, KEYS)}")
     return table
 
 

@@ -21,6 +21,7 @@ from openjev_cli.engine.client import Client, Connect
 from openjev_cli.engine.facts import Facts
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading, Readout
 from openjev_cli.engine.stock import Stock
+from openjev_cli.questions import Question
 from openjev_cli.request import Request
 from openjev_cli.timing import Stages
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 # Called with one line about a long step (a download, a model that loads).
 Report = Callable[[str], None]
 LOW_LABEL_MASS = 0.5
-# How labels are read; a calibration is made for one way of it.
-READOUT = "letters"
 # Requests that a Jev endpoint is asked at once: how many it takes is not known.
 _API_SLOTS = 8
 # In a stream every request teaches a little; the file about the server is written this often at most.
@@ -224,12 +223,13 @@ class Session:
             _check_sight(engine, known, request)
             applied = self._calibration(engine, known)
             frame, state, facts, notices = self._frame(client, known, request.state)
-            longest = max(len(prompt.options_of(question)) for question in request.questions)
-            spellings = [label.text for label in labels.take(facts.labels, longest)]
             groups = orders.expand(request.questions, request.orders)
             read = [one.question for group in groups for one in group]
-            asked = prompt.build(frame, state, read, spellings, facts.markup)
+            offered = self._offered(read, facts)
+            asked = prompt.build(frame, state, read, offered, facts.markup)
             evaluation, facts, reused = self._evaluate(engine, client, asked, facts, progress)
+            if weight := self._plan().prior:
+                evaluation, facts = self._correct(client, asked, read, evaluation, facts, weight)
             explanation: tuple[str, ...] = ()
             if self._explains:
                 from openjev_cli.engine import explain
@@ -304,20 +304,59 @@ class Session:
         found: Sequence[Reading] = [reading for reading in readings if reading is not None]
         return Evaluation(tuple(found), queue_ms, inference_ms, 0), facts, len(found) - len(missing)
 
+    def _offered(self, asked: Sequence[Question], facts: Facts) -> tuple[labels.Label, ...] | None:
+        """Return the labels of the readout `letters`, None for `words`."""
+        if self._plan().kind == "words":
+            return None
+        longest = max(len(prompt.options_of(question)) for question in asked)
+        return labels.take(facts.labels, longest)
+
+    def _plan(self) -> models.Readout:
+        """Return how options are read."""
+        if self._config.connect is not None:
+            return models.readout(self._config, None)
+        with self._lock:
+            return self._resolved().readout
+
+    def _correct(
+        self,
+        client: Client,
+        asked: prompt.Prompt,
+        read: Sequence[Question],
+        evaluation: Evaluation,
+        facts: Facts,
+        weight: float,
+    ) -> tuple[Evaluation, Facts]:
+        """Take from each score `weight` times what it is without a state. That is kept per question.
+
+        Zhao et al. 2021 (contextual calibration); Holtzman et al. 2021 (domain-conditional PMI).
+        """
+        digests = [facts.digest_of(repr((suffix, prompt.NO_STATE)).encode()) for suffix in asked.suffixes]
+        missing = [i for i, digest in enumerate(digests) if digest not in facts.priors]
+        if missing:
+            nothing = states.from_text(prompt.NO_STATE)
+            frame, _ = facts_.frame_for(client, facts, nothing)
+            questions = [read[i] for i in missing]
+            bare = prompt.build(frame, nothing, questions, self._offered(questions, facts), facts.markup)
+            alone, facts = _readout(client, bare, facts).evaluate(bare, facts, self._caching(), None)
+            priors = {digests[i]: one.scores for i, one in zip(missing, alone.readings, strict=True)}
+            facts = facts.with_priors(priors)
+            evaluation = replace(
+                evaluation,
+                queue_ms=evaluation.queue_ms + alone.queue_ms,
+                inference_ms=evaluation.inference_ms + alone.inference_ms,
+            )
+        corrected = tuple(
+            replace(one, scores=labels.without_prior(one.scores, facts.priors[digest], weight))
+            for one, digest in zip(evaluation.readings, digests, strict=True)
+        )
+        return replace(evaluation, readings=corrected), facts
+
     def _keys(self, engine: Engine, readout: str, asked: prompt.Prompt, facts: Facts) -> list[bytes]:
         from openjev_cli import cache
 
         provenance = self._provenance_of(engine, facts).key()
-        return [
-            cache.key(
-                provenance,
-                readout,
-                asked.prefix,
-                suffix,
-                [label.token for label in facts.labels[: suffix.n_labels]],
-            )
-            for suffix in asked.suffixes
-        ]
+        return [cache.key(provenance, readout, asked.prefix, suffix) for suffix in asked.suffixes]
 
     # ----------------------------------------------------------------------------------- which engine
 
@@ -410,7 +449,7 @@ class Session:
 
         found = self._provenance_of(engine, facts)
         return calibration.MadeFor(
-            found.model, found.model_sha256, found.adapter_sha256, READOUT, found.wording
+            found.model, found.model_sha256, found.adapter_sha256, str(self._plan()), found.wording
         )
 
     def _calibration(self, engine: Engine, facts: Facts) -> Calibration | None:
@@ -589,10 +628,16 @@ def _together(
 
 
 def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
-    if facts.abilities.get("decide"):
+    is_words = any(suffix.options for suffix in asked.suffixes)
+    if facts.abilities.get("decide") and (facts.abilities.get("options") or not is_words):
         from openjev_cli.engine.patched import Patched
 
         return Patched(client)
+    if asked.images and is_words:
+        raise errors.ServerError(
+            "this llama-server cannot read options by their own text beside images",
+            next_step="build ours: scripts/build-llama.sh; or read letters: --readout letters",
+        )
     if asked.images:
         from openjev_cli.engine.stock_images import StockImages
 

@@ -112,6 +112,14 @@ class ConnectionLost(EngineError):
     """The connection closed before the first byte of a reply: safe to try once more."""
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean NAME?)` for the known name that is most like the word; "" when none is."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def collect(problems: Sequence[str], *, next_step: str) -> InputError:
     """Return one InputError that shows all `problems` (one line each, at least one)."""
     return InputError(problems[0], next_step=next_step, problems=problems)

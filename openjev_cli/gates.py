@@ -246,13 +246,6 @@ def _written(id: str) -> str:
     return id if is_plain else f"q[{reading.dumps(id, compact=True)}]"
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 @dataclass(frozen=True)
 class _Token:
     """kind: word, number, text, symbol or end. value: the word, the text without quotes, the symbol."""
@@ -470,7 +463,7 @@ class _Parser:
         question = self.asked.get(id)
         if question is None:
             longer = [one for one in self.asked if self.text.startswith(one, token.at) and one != id]
-            hint = f" (write {_written(longer[0])})" if longer else _nearest(id, list(self.asked))
+            hint = f" (write {_written(longer[0])})" if longer else errors.nearest(id, list(self.asked))
             self._note(token.at, f"no question is called {reading.shorten(id)}{hint}")
             if longer:
                 # What follows is the rest of that id, no expression.
@@ -515,7 +508,7 @@ class _Parser:
         if key.kind == "text" and key.value in names:
             return names.index(key.value)
         shown = reading.shorten(key.value)
-        self._note(key.at, f"{question.id} has no option {shown}{_nearest(key.value, names)}")
+        self._note(key.at, f"{question.id} has no option {shown}{errors.nearest(key.value, names)}")
         return None
 
     # Types.
@@ -570,7 +563,7 @@ class _Parser:
         known = [option.name for option in reference.question.options]
         if name.value not in known:
             shown = reading.shorten(name.value)
-            hint = _nearest(name.value, known)
+            hint = errors.nearest(name.value, known)
             self._note(name.at, f"{reference.question.id} has no option {shown}{hint}")
 
     def _check_range(self, left: _Operand, right: _Operand) -> None:

@@ -81,6 +81,11 @@ def probabilities(scores: Sequence[float]) -> tuple[float, ...]:
     return tuple(weight / total for weight in weights)
 
 
+def without_prior(scores: Sequence[float], prior: Sequence[float], weight: float) -> tuple[float, ...]:
+    """Return `scores` minus `weight` times `prior`, both natural log, one per option in order."""
+    return tuple(score - weight * before for score, before in zip(scores, prior, strict=True))
+
+
 def log_probabilities(scores: Sequence[float]) -> tuple[float, ...]:
     """Return the natural logs of `probabilities`, exact where those would round to 0 or 1; -inf for -inf.
 

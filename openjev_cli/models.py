@@ -45,9 +45,36 @@ class PinnedFile(NamedTuple):
     revision: str = ""
 
 
+class Adapter(NamedTuple):
+    """A LoRA that comes in this package. file: its name in `adapters/`."""
+
+    file: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(__file__).with_name("adapters") / self.file
+
+
+class Readout(NamedTuple):
+    """How options are read. kind: "letters" (labels A, B, ...) or "words" (their own text). prior: how much of
+    what the model would say without the state is taken off, 0 to 1. adapter: made for this kind, or None."""
+
+    kind: str = "letters"
+    prior: float = 0.0
+    adapter: Adapter | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}, prior {self.prior:g}" if self.prior else self.kind
+
+
+LETTERS = Readout()
+
+
 class Profile(NamedTuple):
     """A pinned model with its settings. n_ctx: tokens of one request. quant: the name of what `weights` are;
-    quants: other weights of the same model, by name."""
+    quants: other weights of the same model, by name. readout: what it answers best in."""
 
     name: str
     title: str
@@ -55,6 +82,7 @@ class Profile(NamedTuple):
     weights: PinnedFile
     projector: PinnedFile | None = None
     quants: Mapping[str, PinnedFile] = MappingProxyType({})
+    readout: Readout = LETTERS
 
     @property
     def quant(self) -> str:
@@ -92,6 +120,7 @@ class Model:
     mmproj: Path | None = None
     notice: str | None = None
     reason: str = field(default="", compare=False)
+    readout: Readout = LETTERS
 
 
 def _projector(size_bytes: int, sha256: str, repo: str, revision: str) -> PinnedFile:
@@ -203,7 +232,8 @@ def profile(name: str) -> Profile:
     """The pinned profile of that name. Raises ModelError that lists the names."""
     if name not in PROFILES:
         raise errors.ModelError(
-            f"unknown profile {name!r}", next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)"
+            f"unknown profile {name!r}{errors.nearest(name, PROFILES)}",
+            next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)",
         )
     return PROFILES[name]
 
@@ -216,7 +246,7 @@ def weights_of(wanted: Profile, quant: str | None) -> PinnedFile:
         if name.lower() == quant.lower():
             return pinned
     raise errors.ModelError(
-        f"profile {wanted.name} has no {quant!r}",
+        f"profile {wanted.name} has no {quant!r}{errors.nearest(quant.upper(), wanted.variants)}",
         next_step=f"Use one of: {', '.join(wanted.variants)} (--quant)",
     )
 
@@ -282,6 +312,12 @@ def described(config: Config) -> str:
     return f"profile {wanted.name} ({reason})"
 
 
+def answering(config: Config) -> Profile | None:
+    """The profile that the next question asks; None when it asks a file of `--model`, or `--connect`. Checks
+    no file. Raises ModelError."""
+    return None if config.connect is not None or _means_file(config) else choose(config)[0]
+
+
 def _means_file(config: Config) -> bool:
     # `--profile` on the command line beats a model of the user's file; with equal rank the file is meant.
     return config.model is not None and _rank(config, "model") <= _rank(config, "profile")
@@ -308,7 +344,9 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
         mmproj = _own_projector(config, _rank(config, "model"))
         path = _usable_gguf(config.model, "--model")
         reason = str(config.sources["model"])
-        return Model(path, path.stem, path.stat().st_size, DEFAULT_N_CTX, mmproj=mmproj, reason=reason)
+        size_bytes = path.stat().st_size
+        plan = readout(config, None)
+        return Model(path, path.stem, size_bytes, DEFAULT_N_CTX, mmproj=mmproj, reason=reason, readout=plan)
     wanted, reason = choose(config)
     pinned = in_use(wanted, config)
     path = path_of(wanted, config, pinned)
@@ -317,10 +355,12 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
             raise _not_in_place(path, pinned)
         fetch_tiny(config, on_progress=on_progress)
     mmproj = _own_projector(config, _rank(config, "profile")) or _projector_in_place(wanted, path)
+    plan = readout(config, wanted)
+    name = wanted.title if pinned is wanted.weights else Path(pinned.name).stem
     shown_before = wanted.name != "tiny" or _read_stamp(path).get("noticed") is True
     return Model(
         path,
-        wanted.title if pinned is wanted.weights else Path(pinned.name).stem,
+        f"{name}+{Path(plan.adapter.file).stem}" if plan.adapter else name,
         pinned.size_bytes,
         wanted.n_ctx,
         profile=wanted.name,
@@ -328,7 +368,16 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
         mmproj=mmproj,
         notice=None if shown_before else TINY_NOTICE,
         reason=reason,
+        readout=plan,
     )
+
+
+def readout(config: Config, wanted: Profile | None) -> Readout:
+    """Return how options are read: the profile's way, unless the settings say otherwise. An adapter, and the
+    prior's weight, belong to the way they were made for."""
+    own = wanted.readout if wanted is not None else LETTERS
+    plan = own if config.readout in (None, own.kind) else Readout(str(config.readout))
+    return plan if config.prior is None else plan._replace(prior=config.prior)
 
 
 def _own_projector(config: Config, rank: int) -> Path | None:
@@ -385,9 +434,14 @@ def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
         return errors.ModelError(message, next_step=f"Run: openjev models pull {name}")
     quants = PROFILES[name].quants if name in PROFILES else {}
     quant = next((f" --quant {key}" for key, file in quants.items() if file is pinned), "")
+    size_bytes, whole = pinned.size_bytes, ""
+    projector = PROFILES[name].projector if name in PROFILES else None
+    if projector and projector is not pinned and _size_of(path.with_name(projector.name)) is None:
+        # It is fetched with the weights; `openjev models list` counts it too.
+        size_bytes, whole = size_bytes + projector.size_bytes, " with the image projector"
     return errors.ModelError(
         message,
-        next_step=f"Run: openjev models pull {name}{quant} ({pinned.size_bytes / 1e9:.1f} GB). Offline: put"
+        next_step=f"Run: openjev models pull {name}{quant} ({size_bytes / 1e9:.1f} GB{whole}). Offline: put"
         f" {pinned.name} ({pinned.size_bytes} bytes) of the hub repository {pinned.repo}"
         f" @ {pinned.revision[:12]} at {path}. Or use --profile tiny.",
     )

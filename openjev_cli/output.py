@@ -170,14 +170,25 @@ def _stage_table(decided: answers.Decision) -> str:
 # Lists, single lines.
 
 
-def rows(columns: Sequence[str], lines: Sequence[Sequence[str]], format_name: str = "table") -> None:
-    """Print a list to stdout: as a table, as JSON (an array of objects), as JSON lines, or as TSV."""
+def rows(
+    columns: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    format_name: str = "table",
+    *,
+    in_blocks: bool = False,
+) -> None:
+    """Print a list to stdout: as a table, as JSON (an array of objects), as JSON lines, or as TSV.
+
+    in_blocks: a table that is wider than the terminal becomes a block of lines for each row.
+    """
     if format_name in ("json", "jsonl"):
         objects = [dict(zip(columns, fields, strict=True)) for fields in lines]
         one_by_one = b"".join(json_bytes(each, one_line=True) for each in objects)
         _write(json_bytes(objects) if format_name == "json" else one_by_one)
     elif format_name in ("tsv", "value"):
         _print_text("".join(tsv_line(fields) + "\n" for fields in lines))
+    elif in_blocks and is_terminal(sys.stdout) and _table_cells(columns, lines) > _terminal_cells():
+        _print_text(_blocks(columns, lines), is_safe=True)
     else:
         _print_text(_table(columns, lines), is_safe=True)
 
@@ -392,7 +403,7 @@ def _table(
     unfolded: Sequence[str] = (),
 ) -> str:
     """A table as text. On a terminal long cells fold at its width; elsewhere nothing is folded or cut."""
-    from rich import box, cells
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -406,16 +417,38 @@ def _table(
         table.add_column(cell(name), overflow="fold", no_wrap=name in unfolded)
     for row in rows:
         table.add_row(*(cell(text, style) for text, style in zip(row, styles, strict=True)))
-    if is_terminal(sys.stdout):
-        import shutil
-
-        # Narrower than this the columns would be a letter wide: let the terminal itself break the lines.
-        width = max(60, shutil.get_terminal_size().columns)
-    else:
-        widest = [max(cells.cell_len(shown(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
-        # An escape for a character the encoding lacks takes up to ten cells.
-        width = sum(widest) * 10 + 4 * len(columns) + 4
+    # An escape for a character the encoding lacks takes up to ten cells.
+    width = _terminal_cells() if is_terminal(sys.stdout) else _table_cells(columns, rows) * 10
     return _rendered(table, width, colour=wants_colour(sys.stdout, os.environ))
+
+
+def _terminal_cells() -> int:
+    import shutil
+
+    # Narrower than this the columns would be a letter wide: let the terminal itself break the lines.
+    return max(60, shutil.get_terminal_size().columns)
+
+
+def _table_cells(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return how wide a table is that folds nothing: its columns, three cells between two, one at each end."""
+    from rich import cells
+
+    widest = [max(cells.cell_len(shown(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
+    return sum(widest) + 3 * (len(columns) - 1) + 2
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return each row as its first cell and, below it, a line for every other one, named; a blank line between
+    rows. Nothing is folded or cut."""
+    names = max(len(name) for name in columns[1:])
+    blocks = []
+    for row in rows:
+        title, *others = (_encodable(shown(text), sys.stdout) for text in row)
+        named = [
+            f"  {name:<{names}}  {text}".rstrip() for name, text in zip(columns[1:], others, strict=True)
+        ]
+        blocks.append("\n".join([title, *named]))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _rendered(table: Table, width: int, *, colour: bool) -> str:

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openjev_cli import errors, questions, reading
 from openjev_cli import images as images_
-from openjev_cli import questions, reading
 from openjev_cli import state as states
+from openjev_cli.labels import Label
 
 # The wording of the frame. A change here changes every answer: it belongs in the changelog.
 ASK = "Question:"
@@ -25,6 +26,13 @@ LEVELS = "\nLevels, from lowest to highest:\n"
 LEVELS_DESCENDING = "\nLevels, from highest to lowest:\n"  # in the second of several orders (`orders`)
 REPLY_OPTION = "\nReply with the letter of the option that fits best."
 REPLY_LEVEL = "\nReply with the letter of the level that fits best."
+# Options read by their own text.
+BULLET = "-"
+REPLY_OPTION_WORDS = "\nReply with the option that fits best, as it is written."
+REPLY_LEVEL_WORDS = "\nReply with the level that fits best, as it is written."
+ANSWER_WORDS = "Answer:"
+# Stands for the state where a question is read without one.
+NO_STATE = "N/A"
 STATE_TO_QUESTION = "\n\n"  # only for templates that refuse two user messages in a row
 
 
@@ -45,10 +53,17 @@ class ImageSegment:
 
 @dataclass(frozen=True)
 class Suffix:
-    """A question's own part of the prompt, from its text to the answer cue, and how many labels it offers."""
+    """A question's own part of the prompt, from its text to the answer cue, and what may follow: labels (ids
+    of tokens, for the readout `letters`), or the text of each option (for `words`)."""
 
     segments: tuple[Segment, ...]
-    n_labels: int
+    labels: tuple[Label, ...] = ()
+    options: tuple[tuple[Segment, ...], ...] = ()
+
+    @property
+    def n_options(self) -> int:
+        """How many answers there are to choose from."""
+        return len(self.labels) or len(self.options)
 
 
 @dataclass(frozen=True)
@@ -182,12 +197,15 @@ def build(
     frame: Frame,
     state: states.State,
     asked: Sequence[questions.Question],
-    spellings: Sequence[str],
+    labels: Sequence[Label] | None,
     markup: Sequence[str] = (),
 ) -> Prompt:
-    """Return the prompt of a request. spellings: the verified labels' texts, at least as many as the longest
-    question has options. markup: what the tokenizer makes one token of even in plain text, such as <think>;
-    a user's text is cut inside it, so that it stays text."""
+    """Return the prompt of a request.
+
+    labels: the verified ones, at least as many as the longest question has options; None: options are read by
+    their own text. markup: what the tokenizer makes one token of even in plain text, such as <think>; a user's
+    text is cut inside it, so that it stays text.
+    """
     shown = contents(state)
     prefix: list[Segment | ImageSegment] = []
     for before, parts in zip(frame.around, shown, strict=False):
@@ -197,7 +215,10 @@ def build(
     # What leads from the state to the question's own text is the same for all of them: it ends the prefix.
     prefix.append(Segment(frame.around[len(shown)] + ASK, special=True))
     cue = frame.around[-1]
-    suffixes = (_suffix(question, spellings, cue) for question in asked)
+    suffixes = (
+        _suffix_words(question, cue) if labels is None else _suffix(question, labels, cue)
+        for question in asked
+    )
     return Prompt(
         tuple(
             piece
@@ -205,10 +226,18 @@ def build(
             for piece in (plain(segment, markup) if isinstance(segment, Segment) else (segment,))
         ),
         tuple(
-            Suffix(tuple(piece for one in suffix.segments for piece in plain(one, markup)), suffix.n_labels)
+            Suffix(
+                _all_plain(suffix.segments, markup),
+                suffix.labels,
+                tuple(_all_plain(option, markup) for option in suffix.options),
+            )
             for suffix in suffixes
         ),
     )
+
+
+def _all_plain(segments: Sequence[Segment], markup: Sequence[str]) -> tuple[Segment, ...]:
+    return tuple(piece for one in segments for piece in plain(one, markup))
 
 
 def plain(segment: Segment, markup: Sequence[str]) -> tuple[Segment, ...]:
@@ -242,21 +271,44 @@ def options_of(question: questions.Question) -> tuple[tuple[str, str | None], ..
     return tuple((level.text, None) for level in question.levels)
 
 
-def _suffix(question: questions.Question, spellings: Sequence[str], cue: str) -> Suffix:
-    is_score = isinstance(question, questions.Score)
-    # A space leads each user text inside its own segment, as it would stand in running text: " billing" and
-    # not "billing" is what tokenizers learnt to see behind a colon.
-    segments = [Segment(" " + question.text, special=False)]
-    lead = LEVELS if is_score else OPTIONS
-    if isinstance(question, questions.Score) and question.is_descending:
-        lead = LEVELS_DESCENDING
+def _suffix(question: questions.Question, labels: Sequence[Label], cue: str) -> Suffix:
     offered = options_of(question)
-    for spelling, (name, description) in zip(spellings, offered, strict=False):
-        segments.append(Segment(f"{lead}{spelling}:", special=True))
+    used = tuple(labels[: len(offered)])
+    reply = REPLY_LEVEL if isinstance(question, questions.Score) else REPLY_OPTION
+    bullets = [f"{label.text}:" for label in used]
+    return Suffix((*_listed(question, bullets), Segment(reply + cue, special=True)), labels=used)
+
+
+def _suffix_words(question: questions.Question, cue: str) -> Suffix:
+    offered = options_of(question)
+    names = [reading.visible(name) for name, _ in offered]
+    if len(set(names)) != len(names):
+        raise errors.InputError(
+            f"question {question.id}: two options look the same to the model, which is to tell them by their text",
+            next_step="rename one of them, or read letters instead: --readout letters",
+        )
+    reply = REPLY_LEVEL_WORDS if isinstance(question, questions.Score) else REPLY_OPTION_WORDS
+    # The answer begins as the options do in the list, with a space: the same tokens there and here.
+    options = tuple((Segment(f" {name}", special=False),) for name in names)
+    listed = _listed(question, [BULLET] * len(offered))
+    return Suffix((*listed, Segment(reply + cue + ANSWER_WORDS, special=True)), options=options)
+
+
+def _listed(question: questions.Question, bullets: Sequence[str]) -> list[Segment]:
+    """Return the question and its options, each behind its bullet.
+
+    A space leads each user text inside its own segment, as it would stand in running text: " billing" and not
+    "billing" is what tokenizers learnt to see behind a colon.
+    """
+    segments = [Segment(" " + question.text, special=False)]
+    lead = OPTIONS
+    if isinstance(question, questions.Score):
+        lead = LEVELS_DESCENDING if question.is_descending else LEVELS
+    for bullet, (name, description) in zip(bullets, options_of(question), strict=True):
+        segments.append(Segment(lead + bullet, special=True))
         segments.append(Segment(" " + reading.visible(name), special=False))
         if description:
             segments.append(Segment(":", special=True))
             segments.append(Segment(" " + description, special=False))
         lead = "\n"
-    segments.append(Segment((REPLY_LEVEL if is_score else REPLY_OPTION) + cue, special=True))
-    return Suffix(tuple(segments), len(offered))
+    return segments

@@ -86,7 +86,7 @@ def of_running(running: record.Running, model: models.Model, config: Config, fac
         model=model.name,
         model_sha256=models.digest(model, config),
         projector_sha256=_digest_of(model.mmproj, config),
-        adapter_sha256=None,
+        adapter_sha256=model.readout.adapter.sha256 if model.readout.adapter else None,
         release=str(build.get("llama_cpp") or facts.build),
         build=str(build.get("key") or build["identity"]),
         patches=str(build.get("patch_set_sha256") or "none"),
@@ -95,14 +95,15 @@ def of_running(running: record.Running, model: models.Model, config: Config, fac
         machine=machine,
         argv=relevant(running.argv),
         template=facts.template,
-        wording=wording(),
-        settings=settings(config),
+        wording=wording(model.readout.kind),
+        settings=settings(config, model.readout),
     )
 
 
 def of_connected(address: str, config: Config, facts: Facts) -> Provenance:
     """Return what is known of an engine that somebody else runs: what it says of itself."""
     cpu, machine = cpu_features()
+    readout = models.readout(config, None)
     return Provenance(
         model=address,
         model_sha256=None,
@@ -116,14 +117,15 @@ def of_connected(address: str, config: Config, facts: Facts) -> Provenance:
         machine=machine,
         argv=(),
         template=facts.template,
-        wording=wording(),
-        settings=settings(config),
+        wording=wording(readout.kind),
+        settings=settings(config, readout),
     )
 
 
-def settings(config: Config) -> tuple[tuple[str, str], ...]:
+def settings(config: Config, readout: models.Readout) -> tuple[tuple[str, str], ...]:
     """Return the settings that belong to an answer, as text."""
-    return tuple((name, config.shown(name)) for name in _SETTINGS)
+    own = (("readout", readout.kind), ("prior", f"{readout.prior:g}"))
+    return (*((name, config.shown(name)) for name in _SETTINGS), *own)
 
 
 def relevant(argv: Sequence[str]) -> tuple[str, ...]:
@@ -138,9 +140,12 @@ def relevant(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def wording() -> str:
+def wording(readout: str) -> str:
     """Return a digest of what openjev itself writes round states, questions and options."""
-    words = (prompt.ASK, prompt.OPTIONS, prompt.LEVELS, prompt.REPLY_OPTION, prompt.REPLY_LEVEL)
+    replies: tuple[str, ...] = (prompt.REPLY_OPTION, prompt.REPLY_LEVEL)
+    if readout == "words":
+        replies = (prompt.BULLET, prompt.REPLY_OPTION_WORDS, prompt.REPLY_LEVEL_WORDS, prompt.ANSWER_WORDS)
+    words = (prompt.ASK, prompt.OPTIONS, prompt.LEVELS, *replies)
     return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING]))
 
 

@@ -52,6 +52,7 @@ def spec_for(settings: Config, model: Model, program: binary.Binary) -> Spec:
         program,
         model.path,
         mmproj=model.mmproj,
+        adapter=model.readout.adapter.path if model.readout.adapter else None,
         n_ctx=model.n_ctx,
         keep_alive_s=settings.keep_alive_s,
     )

@@ -60,10 +60,10 @@ class Trials:
         """Return (warm-ups, trials)."""
         if case.is_counted:
             return 0, 1
-        if case.is_heavy:
-            # In a short run the cases before have warmed everything up.
-            return (1, 3) if self.wanted >= FULL_TRIALS else (0, 1)
-        return (2 if self.wanted >= FULL_TRIALS else 1), self.wanted
+        if self.wanted >= FULL_TRIALS:
+            return (1, 3) if case.is_heavy else (2, self.wanted)
+        # In a short run the first case warms everything up.
+        return (1 if case is CASES[0] else 0), (1 if case.is_heavy else self.wanted)
 
 
 @dataclass

@@ -109,8 +109,8 @@ class Prompter:
         """Return the request's prompt."""
         frame, _ = facts_.frame_for(self.client, self.facts, request.state)
         longest = max(len(prompt.options_of(question)) for question in request.questions)
-        spellings = [label.text for label in labels.take(self.facts.labels, longest)]
-        return prompt.build(frame, request.state, request.questions, spellings, self.facts.markup)
+        offered = labels.take(self.facts.labels, longest)
+        return prompt.build(frame, request.state, request.questions, offered, self.facts.markup)
 
     def prepare(self, request: Request, files: tuple[bytes, ...]) -> Asked:
         """Return the request with its prompt in token ids, or in texts when it has pictures."""
@@ -141,7 +141,7 @@ class Before:
         tokens = 0
         engine_ms = 0.0
         for i, suffix in enumerate(asked.built.suffixes):
-            offered = [label.token for label in self._facts.labels[: suffix.n_labels]]
+            offered = [label.token for label in suffix.labels]
             body = stock.completion_body(self._sent(asked, i), offered, is_cached=False, slot=0)
             reply = self._client.post("/completion", body)
             answered.append(labels.probabilities(stock.label_scores(reply, offered)))

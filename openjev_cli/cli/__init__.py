@@ -6,6 +6,7 @@ Only the command that is called is imported: what all of them would load takes l
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -130,13 +131,27 @@ def run(arguments: list[str], *, began_at_s: float) -> int:
         raise KeyboardInterrupt from exc
     except TyperException as exc:
         # Usage errors of the parser, in the shape of all our errors.
-        message = str(exc.format_message()) if hasattr(exc, "format_message") else str(exc)
+        message = _usage_message(exc)
         if message.startswith("Usage: "):  # a group that was called without a command
             print(message, file=sys.stderr)
             return int(errors.Exit.INPUT)
         path = getattr(getattr(exc, "ctx", None), "command_path", None) or "openjev"
         return _failed(errors.InputError(" ".join(message.split()), next_step=f"{path} --help"))
     return result if isinstance(result, int) else 0
+
+
+def _usage_message(exc: TyperException) -> str:
+    """Return what the parser says, with the nearest name as all our errors tell it."""
+    message = str(exc.format_message())
+    options = getattr(exc, "possibilities", None)
+    if options:  # best first; the parser would list all of them, sorted
+        return f"{exc.message} (did you mean {options[0]}?)"
+    unknown = re.match(r"(No such command '(.*?)')\.", message)
+    context = getattr(exc, "ctx", None)
+    if unknown and context is not None:
+        hint = errors.nearest(unknown[2], context.command.list_commands(context))
+        return unknown[1] + hint if hint else f"{unknown[1]}."
+    return message
 
 
 def _failed(exc: errors.OpenjevError) -> int:

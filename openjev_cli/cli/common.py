@@ -23,6 +23,10 @@ began_at_s = 0.0
 Profile = Annotated[str | None, typer.Option("-p", "--profile", help="Pinned model and settings to ask.")]
 ModelFile = Annotated[str | None, typer.Option("--model", metavar="FILE.gguf", help="Ask this model file.")]
 Mmproj = Annotated[str | None, typer.Option("--mmproj", metavar="FILE", help="The model's image projector.")]
+ReadoutFlag = Annotated[
+    str | None,
+    typer.Option("--readout", metavar="WAY", help="Read options by `letters` or by their own `words`."),
+]
 ConnectTo = Annotated[
     str | None,
     typer.Option("--connect", metavar="URL|SOCKET", help="Ask a llama-server that already runs."),

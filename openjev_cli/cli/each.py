@@ -103,7 +103,8 @@ def _plan(asked: tuple[questions.Question, ...], settings: config.Config, option
 def _source(argument: str | None, form: str | None) -> records.Records:
     if form is not None and form not in records.FORMS:
         raise errors.InputError(
-            f"--as {form}: no such form of records", next_step=f"give one of: {', '.join(records.FORMS)}"
+            f"--as {form}: no such form of records{errors.nearest(form, records.FORMS)}",
+            next_step=f"give one of: {', '.join(records.FORMS)}",
         )
     if argument is not None and argument != "-":
         fd = records.open_file(Path(argument))

@@ -78,7 +78,7 @@ def status(format_name: _Format = "table") -> None:
         for each in found:
             output.value(_wire(each), one_line=True)
     elif found or chosen != "table":
-        output.rows(_COLUMNS, [_row(each) for each in found], chosen)
+        output.rows(_COLUMNS, [_row(each) for each in found], chosen, in_blocks=True)
     else:
         output.line("no server is running; the next question starts one")
     settings = common.load_config()

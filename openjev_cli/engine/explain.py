@@ -21,14 +21,22 @@ def lines(
         *_segments(client, asked.prefix),
     ]
     for name, suffix, reading in zip(ids, asked.suffixes, evaluation.readings, strict=True):
-        spellings = " ".join(f"{one.text}={one.token}" for one in facts.labels[: suffix.n_labels])
         mass = "unknown" if reading.label_mass is None else f"{reading.label_mass:.4f}"
         shown += [
             f"question {name}: {reading.n_tokens} tokens, {reading.cached} of them cached, label mass {mass}",
             *_segments(client, suffix.segments),
-            f"  labels {spellings}",
+            *_answers(client, suffix),
         ]
     return tuple(shown)
+
+
+def _answers(client: Client, suffix: prompt.Suffix) -> tuple[str, ...]:
+    """Return the lines that say what may follow: labels and their ids, or the options as they are read."""
+    if suffix.labels:
+        return ("  labels " + " ".join(f"{one.text}={one.token}" for one in suffix.labels),)
+    return tuple(
+        line.replace("user ", "option", 1) for option in suffix.options for line in _segments(client, option)
+    )
 
 
 def _segments(client: Client, segments: Sequence[prompt.Segment | prompt.ImageSegment]) -> tuple[str, ...]:

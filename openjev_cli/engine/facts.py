@@ -21,12 +21,13 @@ from openjev_cli import errors, labels, prompt
 from openjev_cli import state as states
 from openjev_cli.engine.client import Client
 
-_VERSION = 3
+_VERSION = 4
 # Between pieces of one /tokenize request: not a token id, so it cannot come out of a text.
 _SEPARATOR = -1
 # Renderings whose local filling is compared with the engine's own before the skeleton is trusted alone.
 CHECKED_RENDERINGS = 3
 _REMEMBERED_PREFIXES = 32
+_REMEMBERED_PRIORS = 256
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Facts:
     to be rendered by the engine. frames: token ids of frame texts. bos: ids that precede every prompt.
     can_cut: the model's memory can be cut anywhere (no checkpoints needed); None until seen. template: digest
     of the chat template's text. media_marker: what stands for an image in a text. markup: what is one token even
-    where special tokens are not parsed."""
+    where special tokens are not parsed. end: the id that ends an answer. priors: by keyed hash of a question, what
+    its options' scores are when there is no state."""
 
     n_ctx: int
     n_slots: int
@@ -63,11 +65,16 @@ class Facts:
     sees_images: bool = False
     media_marker: str = ""
     markup: tuple[str, ...] = ()
+    end: int = 0
+    priors: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def digest(self, ids: Sequence[int]) -> str:
         """Return the keyed hash that stands for a prefix in the file."""
-        raw = b"".join(i.to_bytes(4, "little") for i in ids)
-        return _digest(raw, key=bytes.fromhex(self.hash_key))
+        return self.digest_of(b"".join(i.to_bytes(4, "little") for i in ids))
+
+    def digest_of(self, data: bytes) -> str:
+        """Return the keyed hash that stands for `data` in the file."""
+        return _digest(data, key=bytes.fromhex(self.hash_key))
 
     def prefix(self, digest: str) -> Prefix | None:
         """Return what is remembered of a prefix."""
@@ -78,6 +85,11 @@ class Facts:
         rest = tuple(other for other in self.prefixes if other.digest != one.digest)
         return replace(self, prefixes=(one, *rest)[:_REMEMBERED_PREFIXES])
 
+    def with_priors(self, learnt: dict[str, tuple[float, ...]]) -> Facts:
+        """Return these facts with further priors; the oldest go when there are too many."""
+        both = list({**self.priors, **learnt}.items())
+        return replace(self, priors=dict(both[-_REMEMBERED_PRIORS:]))
+
     def merged_with(self, other: Facts) -> Facts:
         """Return these facts with what another request, asked meanwhile, has learnt beyond them."""
         both = replace(
@@ -86,7 +98,7 @@ class Facts:
             can_cut=self.can_cut if self.can_cut is not None else other.can_cut,
             skeleton=self.skeleton if other.skeleton is not None else None,
             frames={**other.frames, **self.frames},
-        )
+        ).with_priors(other.priors)
         return both.with_prefix(other.prefixes[0]) if other.prefixes else both
 
 
@@ -120,6 +132,7 @@ def load(path: Path) -> Facts | None:
                 "bos": tuple(raw["bos"]),
                 "markup": tuple(raw["markup"]),
                 "frames": {text: tuple(ids) for text, ids in raw["frames"].items()},
+                "priors": {digest: tuple(scores) for digest, scores in raw["priors"].items()},
                 "prefixes": tuple(Prefix(**one) for one in raw["prefixes"]),
             }
         )
@@ -192,6 +205,7 @@ def learn(client: Client) -> Facts:
         sees_images=bool((props.get("modalities") or {}).get("vision")),
         media_marker=str(props.get("media_marker") or "<__media__>"),
         markup=_markup(client, template),
+        end=_end(client, str(props.get("eos_token") or "")),
     )
 
 
@@ -271,6 +285,12 @@ def _bos(client: Client, first: str) -> tuple[int, ...]:
         "this model's tokenizer gives other tokens with and without BOS",
         next_step="choose another model: openjev models list",
     )
+
+
+def _end(client: Client, eos: str) -> int:
+    """Return the id of the token that ends an answer: the model's own, else a line break."""
+    ends, line_break = tokenize(client, [eos, "\n"], special=True)
+    return ends[0] if len(ends) == 1 else line_break[-1]
 
 
 def _verify_labels(client: Client, cue: str) -> tuple[labels.Label, ...]:

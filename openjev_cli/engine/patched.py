@@ -1,8 +1,8 @@
 """Reading labels from the patched llama-server: one POST /decide for all questions of a request.
 
 The engine tokenizes the segments, reads the prefix once (or resumes from what it kept of it), reads all questions
-in one batch and gives the labels' logits themselves, with the log-sum-exp over the vocabulary. The interface is
-described in `tools/server/server-decide.h` (patches/0004).
+in one batch and gives the labels' logits themselves, with the log-sum-exp over the vocabulary, or the options'
+log-probabilities. The interface is described in `tools/server/server-decide.h` (patches/0004, 0011).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def body(
         "suffixes": [
             {
                 "segments": [{"text": one.text, "special": one.special} for one in suffix.segments],
-                "labels": [label.token for label in facts.labels[: suffix.n_labels]],
+                **_answers(suffix, facts),
             }
             for suffix in suffixes
         ],
@@ -79,22 +79,30 @@ def body(
     }
 
 
+def _answers(suffix: prompt.Suffix, facts: Facts) -> dict[str, Any]:
+    if suffix.labels:
+        return {"labels": [label.token for label in suffix.labels]}
+    options = [[{"text": one.text, "special": one.special} for one in option] for option in suffix.options]
+    return {"options": options, "end": facts.end}
+
+
 def _readings(reply: Any, suffixes: Sequence[prompt.Suffix]) -> list[Reading]:
     tokens, results = reply["tokens"], reply["results"]
     if len(results) != len(suffixes):
         raise ValueError
     readings = []
     for i, (result, suffix) in enumerate(zip(results, suffixes, strict=True)):
-        logits = tuple(float(logit) for logit in result["logits"])
-        if len(logits) != suffix.n_labels:
+        scores = tuple(float(score) for score in result["logits" if suffix.labels else "logprobs"])
+        if len(scores) != suffix.n_options:
             raise ValueError
+        mass = _mass(scores, float(result["logsumexp"])) if suffix.labels else float(result["mass"])
         # The first question pays for what had to be read of the prefix, the others find all of it.
         cached = int(tokens["prefix_cached"] if i == 0 else tokens["prefix"])
         total = int(tokens["prefix"]) + int(result["tokens_suffix"])
-        readings.append(Reading(logits, total, cached, label_mass=_mass(logits, float(result["logsumexp"]))))
+        readings.append(Reading(scores, total, cached, label_mass=min(1.0, mass)))
     return readings
 
 
 def _mass(logits: Sequence[float], logsumexp: float) -> float:
     """Return the share of the whole vocabulary's probability that lies on the labels, 0 to 1."""
-    return min(1.0, math.fsum(math.exp(logit - logsumexp) for logit in logits))
+    return math.fsum(math.exp(logit - logsumexp) for logit in logits)

@@ -4,6 +4,8 @@ All labels of a question get the same bias of +100, so that after a sampler chai
 probabilities are the whole of the distribution; the shared bias cancels. `n_probs` is the number of labels. If one
 of them is missing from the reply (labels about 90 nats apart), that is an error, never a zero.
 
+Options read by their own text: a completion for each branching point of their trie (`words`).
+
 Priming. A hybrid model cannot cut its memory back to where two prompts part; llama-server makes a checkpoint 4
 tokens before the end of a prompt and can resume there (`tools/server/server-context.cpp`, `checkpoint_offsets`). So
 the prefix plus the next 4 tokens is sent first, and each question of the request resumes at the prefix's end.
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openjev_cli import errors, prompt
+from openjev_cli import errors, prompt, words
 from openjev_cli.engine import facts as facts_
 from openjev_cli.engine.client import Client, does_not_fit
 from openjev_cli.engine.facts import Facts, Prefix
@@ -30,11 +32,13 @@ _FIELDS = ["completion_probabilities", "tokens_evaluated", "truncated", "id_slot
 
 @dataclass(frozen=True)
 class Tokens:
-    """A prompt in token ids: the prefix with BOS, and for each question its suffix and its label ids."""
+    """A prompt in token ids: the prefix with BOS, and for each reading its suffix and its label ids. tries: for
+    each question None if it is one reading by labels, else the trie with a reading for each branching point."""
 
     prefix: tuple[int, ...]
     suffixes: tuple[tuple[int, ...], ...]
     labels: tuple[tuple[int, ...], ...]
+    tries: tuple[words.Trie | None, ...] = ()
 
 
 def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Tokens, Facts]:
@@ -43,6 +47,7 @@ def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Token
     prefix = [segment for segment in asked.prefix if isinstance(segment, prompt.Segment)]
     assert len(prefix) == len(asked.prefix), "images are no token ids"
     parts = [prefix, *(suffix.segments for suffix in asked.suffixes)]
+    parts += [option for suffix in asked.suffixes for option in suffix.options]
     segments = [segment for part in parts for segment in part]
     user = list(dict.fromkeys(segment.text for segment in segments if not segment.special))
     known = dict(facts.frames)
@@ -53,12 +58,36 @@ def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Token
     def ids(part: Sequence[prompt.Segment]) -> tuple[int, ...]:
         return tuple(i for s in part for i in (known[s.text] if s.special else literal[s.text]))
 
-    tokens = Tokens(
-        prefix=facts.bos + ids(prefix),
-        suffixes=tuple(ids(suffix.segments) for suffix in asked.suffixes),
-        labels=tuple(tuple(one.token for one in facts.labels[: s.n_labels]) for s in asked.suffixes),
-    )
+    suffixes: list[tuple[int, ...]] = []
+    labels: list[tuple[int, ...]] = []
+    tries: list[words.Trie | None] = []
+    for suffix in asked.suffixes:
+        read = ids(suffix.segments)
+        trie = None
+        if suffix.options:
+            trie = words.build([ids(option) for option in suffix.options], facts.end)
+        tries.append(trie)
+        if trie is None:
+            suffixes.append(read)
+            labels.append(tuple(label.token for label in suffix.labels))
+        else:
+            suffixes += [read + branching.path for branching in trie.branchings]
+            labels += [branching.tokens for branching in trie.branchings]
+    tokens = Tokens(facts.bos + ids(prefix), tuple(suffixes), tuple(labels), tuple(tries))
     return tokens, (replace(facts, frames=known) if new else facts)
+
+
+def by_question(tokens: Tokens, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+    """Return one reading a question out of one for each branching point."""
+    rest = iter(readings)
+    found = []
+    for trie in tokens.tries:
+        first = next(rest)
+        if trie is not None:
+            scores = [first.scores, *(next(rest).scores for _ in trie.branchings[1:])]
+            first = replace(first, scores=words.log_probabilities(trie, scores))
+        found.append(first)
+    return tuple(found)
 
 
 class Stock:
@@ -103,7 +132,7 @@ class Stock:
         if caching.prompts:
             is_kept = is_kept and readings[-1].cached >= len(tokens.prefix)
             facts = facts.with_prefix(Prefix(digest, is_kept))
-        evaluation = Evaluation(tuple(readings), 0.0, run.inference_ms, len(tokens.prefix))
+        evaluation = Evaluation(by_question(tokens, readings), 0.0, run.inference_ms, len(tokens.prefix))
         return evaluation, facts
 
 

@@ -128,7 +128,7 @@ class _Run:
 
     def ask(self, i: int, facts: Facts) -> Reading:
         """Read question `i`."""
-        labels = [label.token for label in facts.labels[: self._asked.suffixes[i].n_labels]]
+        labels = [label.token for label in self._asked.suffixes[i].labels]
         reply = self._complete(self._texts.prefix + self._texts.suffixes[i], labels)
         cached = int((reply.get("timings") or {}).get("cache_n") or 0)
         return Reading(label_scores(reply, labels), int(reply["tokens_evaluated"]), cached)

@@ -85,6 +85,31 @@ def test_errors_are_two_lines_on_stderr(
     assert second.startswith("next: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("ask", "--proflie", "fast"), "No such option: --proflie (did you mean --profile?)"),
+        (("ask", "--qqqq"), "No such option: --qqqq"),
+        (("aks",), "No such command 'aks' (did you mean ask?)"),
+        (("server", "statsu"), "No such command 'statsu' (did you mean status?)"),
+        (("server", "qqqq"), "No such command 'qqqq'."),
+        (("models", "pull", "fats"), "unknown profile 'fats' (did you mean fast?)"),
+        (("models", "path", "max", "--quant", "q8-0"), "profile max has no 'q8-0' (did you mean Q8_0?)"),
+        (("config", "set", "quite", "true"), "unknown setting 'quite' (did you mean quiet?)"),
+        (
+            ("ask", "--each", "-", "--as", "ndjsn", "-Q", "a?"),
+            "--as ndjsn: no such form of records (did you mean ndjson?)",
+        ),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest_one(
+    arguments: tuple[str, ...], problem: str, offline: Command
+) -> None:
+    """The same words for options, commands, profiles, settings and values (see test_config for files)."""
+    done = offline(*arguments)
+    assert (done.stdout, lines(done.stderr)[0]) == (b"", f"error: {problem}")
+
+
 def test_models_list_names_every_profile(offline: Command, tmp_path: Path) -> None:
     done = offline("models", "list", "-f", "tsv")
     answers = "absent; answers now (no better profile is installed)"

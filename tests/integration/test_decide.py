@@ -314,6 +314,14 @@ def suffix(**fields: object) -> dict[str, Any]:
     return changed(suffixes=[{**GOOD["suffixes"][0], **fields}])
 
 
+def options(found: object, end: int = 2) -> dict[str, Any]:
+    return changed(suffixes=[{"segments": [{"tokens": [4]}], "options": found, "end": end}])
+
+
+def many_branchings() -> list[list[dict[str, list[int]]]]:
+    return [[{"tokens": [5] * i + [6]}] for i in range(255)]
+
+
 REFUSED: list[tuple[object, str]] = [
     (b"", "body: is not JSON"),
     (b"{", "body: is not JSON"),
@@ -352,6 +360,27 @@ REFUSED: list[tuple[object, str]] = [
     (suffix(labels=[1, -1]), "suffixes[0].labels[1]: must be in 0..2303"),
     (suffix(labels=[1, "2"]), "suffixes[0].labels[1]: must be an integer"),
     (suffix(labels=[1, None]), "suffixes[0].labels[1]: must be an integer"),
+    (options([]), "suffixes[0].options: must be 2..255 options"),
+    (options([[{"tokens": [5]}]] * 256), "suffixes[0].options: must be 2..255 options"),
+    (options([[{"tokens": [5]}], 3]), "suffixes[0].options[1]: must be an array"),
+    (options([[{"tokens": [5]}], []]), "suffixes[0].options[1]: must have at least one token"),
+    (
+        options([[{"tokens": [5]}], [{"tokens": [5]}]]),
+        "suffixes[0].options[1]: has the same tokens as another",
+    ),
+    (options([[{"tokens": [5]}], [{"tokens": [6, 2]}]]), "suffixes[0].options[1]: has the end token in it"),
+    (options([[{"tokens": [5]}], [{"image": 0}]]), "suffixes[0].options[1][0].image: images belong"),
+    (options([[{"tokens": [5]}], [{"tokens": [6]}]], end=-1), "suffixes[0].end: must be in 0..2303"),
+    (suffix(end=2), 'suffixes[0].end: belongs to "options"'),
+    (suffix(options=[], end=2), 'suffixes[0]: must have one of "labels" and "options"'),
+    (
+        changed(suffixes=[{"segments": [{"tokens": [4]}], "options": [[{"tokens": [i]}] for i in (5, 6)]}]),
+        "suffixes[0].end: is missing",
+    ),
+    (
+        changed(suffixes=[{"segments": [{"tokens": [4]}], "options": many_branchings(), "end": 2}] * 5),
+        "suffixes[4].options: part at too many points, at most 1024 in a request",
+    ),
     (changed(add_bos=1), "add_bos: must be true or false"),
     (changed(cache_prompt=None), "cache_prompt: must be true or false"),
     (changed(checkpoints=[0]), "checkpoints[0]: must be in 1..3"),
@@ -426,8 +455,12 @@ def test_fuzzed_bodies_are_refused_or_answered_and_the_server_lives(
     engine: Server, rng: random.Random
 ) -> None:
     seed = request([30, 31, 32], [([40], [50, 60]), ([41, 42], [51, 61, 71])])
+    seed["suffixes"].append(
+        {"segments": [{"tokens": [43]}], "options": [[{"text": "a b"}], [{"tokens": [50]}]]}
+    )
+    seed["suffixes"][-1]["end"] = 2
     seed |= {"images": ["iVBORw0KGgo="], "add_bos": False, "cache_prompt": True, "checkpoints": [1]}
-    for i in range(300):
+    for i in range(1000):
         body: Any = seed if i % 2 else {k: v for k, v in seed.items() if k != "images"}
         for _ in range(rng.randint(1, 4)):
             body = mutated(rng, body)
@@ -444,7 +477,7 @@ def test_props_list_the_abilities_and_name_the_patches(engine: Server, llama_ser
     abilities = props["openjev"]
     build = json.loads((llama_server.parent / "build.json").read_bytes())
     assert abilities.pop("patch_set") == build["patch_set_sha256"][:16]
-    assert abilities == {"decide": 1, "checkpoints": 1, "grid": GRID, "exit_idle": 1}
+    assert abilities == {"decide": 1, "checkpoints": 1, "grid": GRID, "exit_idle": 1, "options": 1}
 
 
 def test_the_times_add_up_to_less_than_the_round_trip(engine: Server, rng: random.Random) -> None:

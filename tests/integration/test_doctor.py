@@ -53,7 +53,9 @@ def test_damaged_and_half_fetched_models_are_found(offline: Command, tmp_path: P
     assert seen["model fast"]["what"].endswith(
         "has 4 bytes instead of 532517120: incomplete, or another file"
     )
-    assert seen["model fast"]["next"].startswith("Run: openjev models pull fast (0.5 GB). Offline: put ")
+    assert seen["model fast"]["next"].startswith(
+        "Run: openjev models pull fast (0.7 GB with the image projector). Offline: put "
+    )
     assert seen["model balanced"] == {
         "check": "model balanced",
         "level": "warning",

@@ -68,19 +68,23 @@ def decisions(answers: dict[str, list[float]]) -> dict[str, int]:
     }
 
 
+@pytest.mark.parametrize("readout", ["letters", "words"])
 @pytest.mark.parametrize("model", ["tiny_model", "tiny_hybrid"])
 def test_patched_stock_and_uncached_give_the_same_answers(
-    openjev: Command, stock_server: Path, model: str, request: pytest.FixtureRequest
+    openjev: Command, stock_server: Path, model: str, readout: str, request: pytest.FixtureRequest
 ) -> None:
-    """32 answers over both models; each build, and every caching switch off."""
+    """32 answers over both models for each readout; each build, and every caching switch off."""
     weights = request.getfixturevalue(model)
+    way = ("--model", weights, "--readout", readout)
     stock = {"OPENJEV_LLAMA_SERVER": str(stock_server)}
-    patched = sixteen(openjev, "--model", weights, env={})
-    primed = sixteen(openjev, "--model", weights, env=stock)
-    plain = sixteen(openjev, "--model", weights, "--no-cache", env={**stock, **SWITCHES_OFF})
+    patched = sixteen(openjev, *way, env={})
+    primed = sixteen(openjev, *way, env=stock)
+    plain = sixteen(openjev, *way, "--no-cache", env={**stock, **SWITCHES_OFF})
     assert decisions(patched) == decisions(plain) == decisions(primed)
     to_primed, to_plain = largest_difference(patched, primed), largest_difference(patched, plain)
-    print(f"{model}: patched to stock {to_primed:.1e}, patched to stock with no caching {to_plain:.1e}")
+    print(
+        f"{model}, {readout}: patched to stock {to_primed:.1e}, patched to stock with no caching {to_plain:.1e}"
+    )
     assert max(to_primed, to_plain) <= 1e-5
     # Together and alone are the same answers too.
     names = [name for name in patched if " together " in name]
@@ -109,8 +113,7 @@ def engine(
 def tokens_of(engine: tuple[Client, Facts], state: str, question: questions.Question) -> list[int]:
     client, known = engine
     frame, _ = facts.frame_for(client, known, states.from_text(state))
-    spellings = [label.text for label in known.labels]
-    built = prompt.build(frame, states.from_text(state), [question], spellings, known.markup)
+    built = prompt.build(frame, states.from_text(state), [question], known.labels, known.markup)
     tokens, _ = to_tokens(client, built, known)
     return [*tokens.prefix, *tokens.suffixes[0]]
 

@@ -38,7 +38,7 @@ class Asker:
         self, state: states.State, which: slice = slice(None), *, is_cached: bool = True
     ) -> Evaluation:
         frame, _ = facts_.frame_for(self.client, self.facts, state)
-        asked = prompt.build(frame, state, ASKED[which], [label.text for label in self.facts.labels])
+        asked = prompt.build(frame, state, ASKED[which], self.facts.labels)
         caching = Caching(is_cached, is_cached, is_cached)
         evaluation, self.facts = StockImages(self.client).evaluate(asked, self.facts, caching, None)
         return evaluation

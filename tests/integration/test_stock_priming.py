@@ -26,11 +26,10 @@ def test_every_new_state_of_a_hybrid_is_read_once_for_all_its_questions(
     )
     with Client(running.connect) as client:
         known = facts_.learn(client)
-        spellings = [label.text for label in known.labels]
         for number in range(3):
             state = states.from_text(f"{number} is the number of this state, which has some length. " * 5)
             frame, _ = facts_.frame_for(client, known, state)
-            asked = prompt.build(frame, state, ASKED, spellings)
+            asked = prompt.build(frame, state, ASKED, known.labels)
             tokens, _ = to_tokens(client, asked, known)
             evaluation, known = Stock(client).evaluate(asked, known, Caching(), None)
             assert [reading.cached >= len(tokens.prefix) for reading in evaluation.readings] == [True] * 4

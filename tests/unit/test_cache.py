@@ -13,10 +13,12 @@ import pytest
 
 from openjev_cli import cache
 from openjev_cli.engine.protocol import Reading
+from openjev_cli.labels import Label
 from openjev_cli.prompt import Segment, Suffix
 
 PREFIX = (Segment("<user>", True), Segment("state", False))
-SUFFIX = Suffix((Segment(" question", False), Segment("<cue>", True)), 2)
+LABELS = (Label("A", 1), Label("B", 2))
+SUFFIX = Suffix((Segment(" question", False), Segment("<cue>", True)), LABELS)
 READING = Reading((-0.1, -2.5), 40, 40, 0.9)
 
 
@@ -25,9 +27,8 @@ def key(
     readout: str = "Stock",
     prefix: tuple[Segment, ...] = PREFIX,
     suffix: Suffix = SUFFIX,
-    labels: tuple[int, ...] = (1, 2),
 ) -> bytes:
-    return cache.key(provenance, readout, prefix, suffix, labels)
+    return cache.key(provenance, readout, prefix, suffix)
 
 
 def test_whatever_decides_an_answer_is_in_its_key() -> None:
@@ -35,17 +36,19 @@ def test_whatever_decides_an_answer_is_in_its_key() -> None:
         key(),
         key(provenance=b"q"),
         key(readout="Patched"),
-        key(labels=(2, 1)),
-        key(labels=(1, 2, 3)),
+        key(suffix=Suffix(SUFFIX.segments, LABELS[::-1])),
+        key(suffix=Suffix(SUFFIX.segments, (*LABELS, Label("C", 3)))),
+        key(suffix=Suffix(SUFFIX.segments, options=((Segment(" a", False),), (Segment(" b", False),)))),
+        key(suffix=Suffix(SUFFIX.segments, options=((Segment(" b", False),), (Segment(" a", False),)))),
         key(prefix=(Segment("<user>", True), Segment("State", False))),
         key(prefix=(Segment("<user>", False), Segment("state", False))),
         key(prefix=(Segment("<user>state", False),)),
         key(prefix=(*PREFIX, Segment("", False))),
-        key(suffix=Suffix((Segment(" question", False), Segment("<cue", True), Segment(">", True)), 2)),
+        key(suffix=Suffix((Segment(" question", False), Segment("<cue", True), Segment(">", True)), LABELS)),
         # The same texts, cut elsewhere between prefix and suffix.
-        key(prefix=(*PREFIX, SUFFIX.segments[0]), suffix=Suffix(SUFFIX.segments[1:], 2)),
+        key(prefix=(*PREFIX, SUFFIX.segments[0]), suffix=Suffix(SUFFIX.segments[1:], LABELS)),
     }
-    assert len(keys) == 11
+    assert len(keys) == 13
     assert key() == key()
 
 

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("wheels", "records", "bodies"),
     ("download",),
     ("questions", "state", "models"),
-    ("labels", "request"),
+    ("labels", "request", "words"),
     ("prompt", "answers"),
     ("expectations", "locks", "orders", "labelled", "reliability"),
     ("engine",),

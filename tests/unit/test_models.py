@@ -135,11 +135,22 @@ def test_a_missing_profile_says_which_file_to_put_where(name: str, tmp_path: Pat
     with pytest.raises(errors.ModelError) as caught:
         models.resolve(settings)
     assert caught.value.message == f"the model file of profile {name} is not there: {path}"
-    file = profile.weights
+    file, projector = profile.weights, profile.projector
+    assert projector is not None
+    put = (
+        f"Offline: put {file.name} ({file.size_bytes} bytes) of the hub repository {file.repo}"
+        f" @ {file.revision[:12]} at {path}. Or use --profile tiny."
+    )
+    # As much as `openjev models list` says and `models pull` fetches.
+    whole_gb = (file.size_bytes + projector.size_bytes) / 1e9
     assert caught.value.next_step == (
-        f"Run: openjev models pull {name} ({file.size_bytes / 1e9:.1f} GB). Offline: put {file.name}"
-        f" ({file.size_bytes} bytes) of the hub repository {file.repo} @ {file.revision[:12]} at {path}."
-        " Or use --profile tiny."
+        f"Run: openjev models pull {name} ({whole_gb:.1f} GB with the image projector). {put}"
+    )
+    put_as_if_verified(path.with_name(projector.name), projector)
+    with pytest.raises(errors.ModelError) as caught:
+        models.resolve(settings)
+    assert caught.value.next_step == (
+        f"Run: openjev models pull {name} ({file.size_bytes / 1e9:.1f} GB). {put}"
     )
 
 
@@ -299,6 +310,24 @@ def test_a_profile_that_ranks_above_a_model_of_a_file_is_asked(small: Path, tmp_
     assert asked(profile="fast", mmproj=str(small)) == ("Qwen3.5-0.8B-Q4_K_M", small, "flag --profile")
     (tmp_path / ".openjev.toml").write_text('profile = "fast"\n')
     assert asked()[0] == "Qwen3.5-0.8B-Q4_K_M"
+
+
+def test_no_profile_answers_for_a_file_or_a_server(small: Path, tmp_path: Path) -> None:
+    install(loaded(tmp_path), "fast")
+
+    def answering(**flags: object) -> str | None:
+        found = models.answering(loaded(tmp_path, **flags))
+        return found and found.name
+
+    assert answering() == "fast"
+    assert answering(profile="max") == "max"
+    assert answering(model=str(small)) is None
+    assert answering(connect="http://127.0.0.1:1", profile="max") is None
+    folder = tmp_path / ".config" / "openjev"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'model = "{small}"\n')
+    assert answering() is None
+    assert answering(profile="fast") == "fast"
 
 
 def test_the_next_smaller_profile_that_fits_is_named() -> None:

@@ -8,10 +8,12 @@ import math
 import pytest
 
 from openjev_cli import answers, errors, labels, orders, prompt
+from openjev_cli.labels import Label
 from openjev_cli.prompt import Frame
 from openjev_cli.questions import Choice, Level, Noul, Option, Question, Score
 from openjev_cli.state import State
 
+LABELS = (Label("A", 1), Label("B", 2), Label("C", 3))
 NOUL = Noul("a", "Refund?", yes="wants money back", no="does not")
 CHOICE = Choice("b", "Team?", (Option("billing", "Payments"), Option("sales"), Option("other")))
 SCORE = Score("c", "Urgent?", tuple(Level(name, name) for name in ("low", "mid", "high")))
@@ -21,7 +23,7 @@ def texts(question: Question, n: int) -> list[str]:
     """Every order of a question as it stands in the prompt."""
     (group,) = orders.expand([question], n)
     frame = Frame(("<", "|", ">"))
-    built = prompt.build(frame, State("text", "s"), [one.question for one in group], ["A", "B", "C"])
+    built = prompt.build(frame, State("text", "s"), [one.question for one in group], LABELS)
     return ["".join(segment.text for segment in suffix.segments) for suffix in built.suffixes]
 
 

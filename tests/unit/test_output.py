@@ -10,6 +10,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -78,12 +79,15 @@ def printed(which: str, format_name: str, **env: str) -> str:
 
 
 def on_terminal(which: str, format_name: str, **env: str) -> str:
+    """What a process that prints a decision writes to a real terminal."""
+    return on_terminal_of(command(which, format_name), **env)
+
+
+def on_terminal_of(argv: Sequence[str], **env: str) -> str:
     """What a process writes to a real terminal."""
     master, slave = pty.openpty()
     clean = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
-    with subprocess.Popen(
-        command(which, format_name), stdout=slave, env={**clean, "TERM": "xterm", **env}
-    ) as child:
+    with subprocess.Popen(argv, stdout=slave, env={**clean, "TERM": "xterm", **env}) as child:
         os.close(slave)
         data = b""
         while True:
@@ -263,6 +267,26 @@ def test_rows_print_as_table_json_lines_and_tsv(capfd: pytest.CaptureFixture[str
         "[x]\t1\ny\\tz\t2\n"
         " a      b\n ────────\n [x]    1\n y\\tz   2\n"
     )
+
+
+def listed_on_terminal(columns: int) -> str:
+    """What a terminal of that width shows of a list that needs 76 columns."""
+    program = """
+from openjev_cli import output
+lines = [("k1", "m" * 40, "s" * 25), ("k2", "\\x1b[2J", "")]
+output.rows(("key", "model", "state"), lines, in_blocks=True)
+"""
+    return without_colour(on_terminal_of([sys.executable, "-c", program], COLUMNS=str(columns)))
+
+
+def test_a_table_that_is_wider_than_the_terminal_becomes_blocks() -> None:
+    model, state = "m" * 40, "s" * 25
+    assert listed_on_terminal(75) == (
+        f"k1\n  model  {model}\n  state  {state}\n\nk2\n  model  \\x1b[2J\n  state\n"
+    )
+    whole = listed_on_terminal(76).splitlines()
+    assert whole[0].split() == ["key", "model", "state"]
+    assert whole[2].split() == ["k1", model, state]
 
 
 def test_a_path_that_is_not_utf8_keeps_its_bytes(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -4,10 +4,12 @@ import pytest
 
 from openjev_cli import prompt
 from openjev_cli.images import Image
+from openjev_cli.labels import Label
 from openjev_cli.prompt import Frame, ImageSegment, Segment, Skeleton
 from openjev_cli.questions import Choice, Level, Noul, Option, Score
 from openjev_cli.state import Message, State
 
+LABELS = (Label("A", 65), Label("B", 66), Label("C", 67))
 SKELETON = Skeleton(opening="<u>", between="</u><u>", closing="</u><a>", system=("<s>", "</s><u>"))
 
 
@@ -64,7 +66,7 @@ QUESTIONS = (
 def test_the_prompt_is_the_frame_with_state_question_and_lettered_options() -> None:
     frame = SKELETON.frame(("user", "user"))
     assert frame is not None
-    built = prompt.build(frame, State("text", "I paid twice."), QUESTIONS, ["A", "B", "C"])
+    built = prompt.build(frame, State("text", "I paid twice."), QUESTIONS, LABELS)
     assert _text(built.prefix) == "<u>I paid twice.</u><u>Question:"
     assert [_text(suffix.segments) for suffix in built.suffixes] == [
         (
@@ -80,7 +82,7 @@ def test_the_prompt_is_the_frame_with_state_question_and_lettered_options() -> N
             "\nReply with the letter of the level that fits best.</u><a>"
         ),
     ]
-    assert [suffix.n_labels for suffix in built.suffixes] == [2, 2, 2]
+    assert [suffix.n_options for suffix in built.suffixes] == [2, 2, 2]
 
 
 ONE, TWO = Image(32, 256, b"1"), Image(64, 256, b"2")
@@ -104,7 +106,7 @@ ONE, TWO = Image(32, 256, b"1"), Image(64, 256, b"2")
 def test_images_stand_where_they_belong_and_never_end_the_prefix(state: State, shown: str) -> None:
     frame = SKELETON.frame((*prompt.roles(state), "user"))
     assert frame is not None
-    built = prompt.build(frame, state, QUESTIONS, ["A", "B", "C"])
+    built = prompt.build(frame, state, QUESTIONS, LABELS)
     assert _text(built.prefix) == shown
     assert built.images == state.all_images or state.kind == "chat"
     assert isinstance(built.prefix[-1], Segment)
@@ -115,7 +117,7 @@ def test_an_image_in_a_template_that_merges_messages() -> None:
         Frame(("<u>", "\n\n", "</u><a>"), merged=True),
         State("text", "", images=(ONE,)),
         QUESTIONS,
-        ["A", "B"],
+        LABELS,
     )
     assert _text(built.prefix) == "<u>[32]\n\nQuestion:"
 
@@ -130,7 +132,7 @@ def test_no_user_text_is_ever_in_a_frame_segment() -> None:
     )
     frame = SKELETON.frame(("user", "user"))
     assert frame is not None
-    built = prompt.build(frame, state, asked, ["A", "B"])
+    built = prompt.build(frame, state, asked, LABELS)
     segments = [
         segment
         for part in (built.prefix, *(suffix.segments for suffix in built.suffixes))
@@ -148,14 +150,27 @@ def test_a_chat_keeps_its_messages_and_the_question_comes_last() -> None:
     roles = (*prompt.roles(state), "user")
     frame = SKELETON.frame(roles)
     assert frame is not None
-    built = prompt.build(frame, state, QUESTIONS[:1], ["A", "B"])
+    built = prompt.build(frame, state, QUESTIONS[:1], LABELS)
     assert _text(built.prefix) == "<s>Be kind.</s><u>hello</u><u>Question:"
+
+
+def test_words_list_options_without_letters_and_name_each_as_it_may_be_answered() -> None:
+    frame = SKELETON.frame(("user", "user"))
+    assert frame is not None
+    built = prompt.build(frame, State("text", "S"), QUESTIONS, None)
+    assert _text(built.suffixes[1].segments) == (
+        " Team?\nOptions:\n- billing: Payments\n- sales\n"
+        "Reply with the option that fits best, as it is written.</u><a>Answer:"
+    )
+    options = [[_text(option) for option in suffix.options] for suffix in built.suffixes]
+    assert options == [[" yes", " no"], [" billing", " sales"], [" low", " high"]]
+    assert not any(suffix.labels for suffix in built.suffixes)
 
 
 def test_an_empty_state_leaves_no_empty_segment() -> None:
     frame = SKELETON.frame(("user", "user"))
     assert frame is not None
-    built = prompt.build(frame, State("text", ""), QUESTIONS[:1], ["A", "B"])
+    built = prompt.build(frame, State("text", ""), QUESTIONS[:1], LABELS)
     assert built.prefix == (Segment("<u>", True), Segment("</u><u>Question:", True))
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from jevcompat import validate
 
-from openjev_cli import answers, api, config, decide, errors, listen, serve
+from openjev_cli import answers, api, config, decide, errors, listen, models, serve
 from openjev_cli.admission import Gate
 from openjev_cli.engine.client import Cancelled
 from openjev_cli.request import Request
@@ -234,6 +234,25 @@ def test_the_models_route_lists_every_name_that_is_accepted(service: Running) ->
     assert {tuple(model) for model in listed} == {("name", "description", "release_date")}
     for model in listed:
         assert service.ask({**BODY, "model": model["name"]}).status_code == 200
+
+
+def test_the_profile_that_answers_may_be_named_also_where_nobody_chose_it(tmp_path: Path) -> None:
+    fast = models.PROFILES["fast"]
+    installed = tmp_path / "models" / "fast" / fast.weights.name
+    installed.parent.mkdir(parents=True)
+    with installed.open("wb") as file:
+        file.truncate(fast.weights.size_bytes)  # sparse; only its size is looked at here
+    with running(cache_dir=tmp_path) as service:
+        listed = [model["name"] for model in service.http.get("/v1/models").json()["models"]]
+        assert listed == ["jev-latest", "openjev-latest", "fast", "model-x"]
+        assert service.ask({**BODY, "model": "fast"}).status_code == 200
+        assert service.ask({**BODY, "model": "tiny"}).status_code == 404
+
+
+def test_no_profile_may_be_named_where_a_file_answers(tmp_path: Path) -> None:
+    with running(model=tmp_path / "own.gguf") as service:
+        listed = [model["name"] for model in service.http.get("/v1/models").json()["models"]]
+        assert listed == ["jev-latest", "openjev-latest", "model-x"]
 
 
 def test_an_unknown_model_is_not_found_or_one_of_all_problems(service: Running) -> None:

@@ -1,0 +1,179 @@
+"""What a receipt says about answers to labelled rows: by task, by part, and beside what needs no model. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from openjev_cli import metrics
+
+JSON = dict[str, Any]
+# "Few" options: what issue and receipts call tasks of at most ten.
+FEW = 10
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A labelled row that was answered. names: of its options; gold: which is right. changed: how often
+    another order of the options gave another answer, of how many orders; relabelled: whether other letters
+    did."""
+
+    task: str
+    part: str
+    kind: str
+    names: tuple[str, ...]
+    gold: int
+    probabilities: tuple[float, ...]
+    changed: tuple[int, int] = (0, 0)
+    relabelled: bool | None = None
+
+
+@dataclass
+class Labels:
+    """How often each answer is the right one in the rows of a task, for the majority baseline."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, kind: str, name: str) -> None:
+        """Count a right answer."""
+        self.counts[kind, name] += 1
+
+    def guess(self, kind: str, names: Sequence[str], gold: int) -> int:
+        """Return the offered option that is most often right in all other rows of the task."""
+
+        def other_rows(at: int) -> int:
+            return self.counts[kind, names[at]] - (at == gold)
+
+        return max(range(len(names)), key=other_rows)
+
+
+def summary(rows: Sequence[Asked], labels: Labels) -> JSON:
+    """Return the numbers of one task's rows."""
+    probabilities = [row.probabilities for row in rows]
+    gold = [row.gold for row in rows]
+    right = round(metrics.accuracy(probabilities, gold) * len(rows))
+    low, high = metrics.wilson_interval(right, len(rows))
+    guessed = sum(labels.guess(row.kind, row.names, row.gold) == row.gold for row in rows)
+    few = [row for row in rows if len(row.names) <= FEW]
+    found: JSON = {
+        "rows": len(rows),
+        "accuracy": _rounded(right / len(rows)),
+        "interval_95": [_rounded(low), _rounded(high)],
+        "chance": _rounded(_mean(1.0 / len(row.names) for row in rows)),
+        "majority": _rounded(guessed / len(rows)),
+        "nll": _rounded(metrics.nll(probabilities, gold)),
+        "brier": _rounded(metrics.brier(probabilities, gold)),
+        "ece": _rounded(metrics.ece(probabilities, gold)),
+        "kinds": {},
+    }
+    if few:
+        found["few_options"] = {
+            "rows": len(few),
+            "accuracy": _rounded(
+                metrics.accuracy([one.probabilities for one in few], [one.gold for one in few])
+            ),
+        }
+    for kind in ("noul", "choice", "score"):
+        of_kind = [row for row in rows if row.kind == kind]
+        if of_kind:
+            share = metrics.accuracy([one.probabilities for one in of_kind], [one.gold for one in of_kind])
+            found["kinds"][kind] = {"rows": len(of_kind), "accuracy": _rounded(share)}
+    return {**found, **sensitivity(rows)}
+
+
+def sensitivity(rows: Sequence[Asked]) -> JSON:
+    """Return how often answers depend on the order of the options, and on their letters; {} if not asked."""
+    found: JSON = {}
+    shuffled = [row for row in rows if row.changed[1]]
+    if shuffled:
+        orders = sum(row.changed[1] for row in shuffled)
+        found["order"] = {
+            "rows": len(shuffled),
+            "changed": _rounded(sum(row.changed[0] for row in shuffled) / orders),
+            "rows_with_any_change": _rounded(_mean(float(row.changed[0] > 0) for row in shuffled)),
+        }
+    relabelled = [row for row in rows if row.relabelled is not None]
+    if relabelled:
+        found["letters"] = {
+            "rows": len(relabelled),
+            "changed": _rounded(_mean(float(bool(row.relabelled)) for row in relabelled)),
+        }
+    return found
+
+
+def report(rows: Iterable[Asked], labels: dict[str, Labels]) -> JSON:
+    """Return the numbers of every task, and of every part: the mean over its tasks, and all its rows pooled."""
+    by_task: dict[str, list[Asked]] = defaultdict(list)
+    for row in rows:
+        by_task[row.task].append(row)
+    tasks = {
+        task: {"part": of_task[0].part, **summary(of_task, labels[task])}
+        for task, of_task in sorted(by_task.items())
+    }
+    parts: JSON = {}
+    for part in sorted({one["part"] for one in tasks.values()}):
+        names = [task for task, one in tasks.items() if one["part"] == part]
+        parts[part] = average(
+            [tasks[name] for name in names], [row for name in names for row in by_task[name]]
+        )
+    return {"parts": parts, "tasks": tasks}
+
+
+def average(tasks: Sequence[JSON], rows: Sequence[Asked]) -> JSON:
+    """Return the means over tasks, each counting alike, and what all rows say together."""
+    # Of a mean of independent shares.
+    error = math.sqrt(sum(one["accuracy"] * (1.0 - one["accuracy"]) / one["rows"] for one in tasks))
+    mean = _mean(one["accuracy"] for one in tasks)
+    half = 1.96 * error / len(tasks)
+    right = sum(metrics.winner(row.probabilities) == row.gold for row in rows)
+    few = [one["few_options"]["accuracy"] for one in tasks if "few_options" in one]
+    return {
+        "tasks": len(tasks),
+        "rows": len(rows),
+        "accuracy": _rounded(mean),
+        "interval_95": [_rounded(max(0.0, mean - half)), _rounded(min(1.0, mean + half))],
+        **{name: _rounded(_mean(one[name] for one in tasks)) for name in ("chance", "majority")},
+        "above_chance": _rounded(mean - _mean(one["chance"] for one in tasks)),
+        "few_options_accuracy": _rounded(_mean(few)) if few else None,
+        **{name: _rounded(_mean(one[name] for one in tasks)) for name in ("nll", "brier", "ece")},
+        "pooled": {
+            "accuracy": _rounded(right / len(rows)),
+            "interval_95": [_rounded(end) for end in metrics.wilson_interval(right, len(rows))],
+            "ece": _rounded(metrics.ece([row.probabilities for row in rows], [row.gold for row in rows])),
+        },
+        **sensitivity(rows),
+    }
+
+
+def lines(found: JSON) -> list[str]:
+    """Return the report as lines for a terminal."""
+    head = f"{'':26}{'rows':>6}{'accuracy':>10}{'95 %':>16}{'chance':>8}{'major.':>8}{'nll':>8}{'ece':>7}{'flips':>7}"
+    shown = [head]
+    for part, mean in found["parts"].items():
+        for task, one in found["tasks"].items():
+            if one["part"] == part:
+                shown.append(_line("  " + task, one))
+        shown.append(_line(f"{part}, mean of {mean['tasks']}", mean))
+    return shown
+
+
+def _line(name: str, one: JSON) -> str:
+    low, high = one["interval_95"]
+    flips = one.get("order")
+    return (
+        f"{name:26.26}{one['rows']:>6}{one['accuracy']:>10.3f}{f'{low:.3f}-{high:.3f}':>16}"
+        f"{one['chance']:>8.3f}{one['majority']:>8.3f}{one['nll']:>8.3f}{one['ece']:>7.3f}"
+        + (f"{flips['changed']:>7.3f}" if flips else "")
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    held = list(values)
+    return math.fsum(held) / len(held)
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4)

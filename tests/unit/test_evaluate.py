@@ -1,0 +1,112 @@
+"""Measuring answers to labelled rows: orders, majorities, and what a receipt says."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import baseline_tfidf
+import evaluate
+import readout_numbers as numbers
+
+from openjev_cli import answers, questions
+
+CHOICE = questions.Choice("q", "Which?", tuple(questions.Option(name) for name in ("a", "b", "c")))
+NOUL = questions.Noul("q", "Is it?")
+
+
+def test_a_choice_is_asked_in_other_orders_each_once() -> None:
+    orders = evaluate.orders_of(CHOICE, 5, random.Random(1))
+    assert orders[0] == (0, 1, 2)
+    assert len(orders) == len(set(orders)) == 6
+    assert len(evaluate.orders_of(CHOICE, 50, random.Random(1))) == 6  # there are no more
+    assert evaluate.orders_of(CHOICE, 0, random.Random(1)) == ((0, 1, 2),)
+
+
+def test_yes_and_no_and_levels_have_one_order() -> None:
+    assert evaluate.orders_of(NOUL, 5, random.Random(1)) == ((0, 1),)
+
+
+def test_probabilities_go_back_to_the_written_order() -> None:
+    order = (2, 0, 1)
+    shown = evaluate.reordered(CHOICE, order, "x")
+    assert isinstance(shown, questions.Choice)
+    assert [option.name for option in shown.options] == ["c", "a", "b"]
+    answer = answers.answer(shown, (0.5, 0.2, 0.3))
+    assert evaluate.distribution(answer, order) == (0.2, 0.3, 0.5)
+    assert evaluate.distribution(answers.answer(NOUL, (0.9, 0.1)), (0, 1)) == pytest.approx((0.9, 0.1))
+
+
+def asked(
+    gold: int, *probabilities: float, task: str = "t", changed: tuple[int, int] = (0, 0)
+) -> numbers.Asked:
+    names = ("a", "b", "c")[: len(probabilities)]
+    return numbers.Asked(task, "seen", "choice", names, gold, probabilities, changed)
+
+
+def counted(rows: list[numbers.Asked]) -> numbers.Labels:
+    labels = numbers.Labels()
+    for row in rows:
+        labels.add(row.kind, row.names[row.gold])
+    return labels
+
+
+def test_the_majority_is_that_of_all_other_rows() -> None:
+    labels = counted([asked(0, 0.5, 0.5), asked(1, 0.5, 0.5)])
+    # Counting itself, either would be a majority of its own.
+    assert labels.guess("choice", ("a", "b"), 0) == 1
+    assert labels.guess("choice", ("a", "b"), 1) == 0
+
+
+def test_a_receipt_has_the_mean_over_tasks_and_all_rows() -> None:
+    rows = [asked(0, 0.9, 0.1) for _ in range(9)] + [asked(1, 0.9, 0.1)]
+    rows += [asked(0, 0.2, 0.8, task="u") for _ in range(2)]
+    found = numbers.report(rows, {"t": counted(rows[:10]), "u": counted(rows[10:])})
+    one = found["tasks"]["t"]
+    assert (one["rows"], one["accuracy"], one["chance"], one["majority"]) == (10, 0.9, 0.5, 0.9)
+    assert one["interval_95"] == [0.5958, 0.9821]  # Wilson, 9 of 10
+    seen = found["parts"]["seen"]
+    assert (seen["tasks"], seen["rows"], seen["accuracy"]) == (2, 12, 0.45)
+    assert seen["above_chance"] == pytest.approx(-0.05)
+    assert seen["pooled"]["accuracy"] == 0.75
+    assert any(line.startswith("seen, mean of 2") for line in numbers.lines(found))
+
+
+def test_few_options_are_counted_apart() -> None:
+    many = numbers.Asked("t", "seen", "choice", tuple("abcdefghijk"), 0, (0.0,) * 10 + (1.0,))
+    found = numbers.summary([many, asked(0, 0.9, 0.1)], numbers.Labels())
+    assert found["accuracy"] == 0.5
+    assert found["few_options"] == {"rows": 1, "accuracy": 1.0}
+
+
+def test_order_sensitivity_counts_orders_and_rows() -> None:
+    rows = [asked(0, 0.9, 0.1, changed=(1, 5)), asked(0, 0.9, 0.1, changed=(0, 5)), asked(0, 0.9, 0.1)]
+    assert numbers.sensitivity(rows) == {"order": {"rows": 2, "changed": 0.1, "rows_with_any_change": 0.5}}
+    assert numbers.sensitivity(rows[2:]) == {}
+
+
+def test_the_baseline_sees_words_pairs_and_overlap() -> None:
+    case = baseline_tfidf.case_of(
+        {
+            "id": "1",
+            "state": "Where is my refund?",
+            "question": {
+                "type": "choice",
+                "instructions": "Topic?",
+                "criteria": {"a_refund": None, "bug": None},
+            },
+            "label": "bug",
+        },
+        "t",
+        "seen",
+    )
+    assert case.options == (("a", "refund"), ("bug",))
+    found = baseline_tfidf.features(case, 0)
+    assert found["overlap"] == 0.5
+    assert {"o refund", "p where refund", "n refund choice:a_refund"} <= set(found)
+    assert baseline_tfidf.features(case, 1)["overlap"] == 0.0
