@@ -233,6 +233,23 @@ def test_the_file_can_be_another_one(openjev: Command) -> None:
     assert ask(openjev, "--calibration", "mine.json")[0]["calibration"] == report["calibration"]
 
 
+def test_a_calibration_of_letters_is_not_applied_to_words(openjev: Command) -> None:
+    with_stored(openjev)
+    wire, notices = ask(openjev, "--readout", "words")
+    assert "calibration" not in wire
+    assert notices == [not_applied(openjev, "readout and wording")]
+
+
+def test_words_can_be_calibrated_and_read_in_orders(openjev: Command) -> None:
+    words = ("--readout", "words")
+    report = calibrate(openjev, labelled(openjev), *words)
+    assert report["types"]["noul"]["tried"]
+    if report["calibration"] is not None:
+        wire, notices = ask(openjev, *words, "--orders", "2")
+        assert (wire["calibration"], notices) == (report["calibration"], [])
+        assert wire["answers"]["refund"]["orders"]["n"] == 2
+
+
 def test_packed_rows_and_the_table(openjev: Command) -> None:
     rows = labelled(openjev)
     (openjev.cwd / "packed.jsonl.gz").write_bytes(gzip.compress(rows.read_bytes()))
