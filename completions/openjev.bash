@@ -85,6 +85,7 @@ _openjev() {
         " calibrate:-p"|" calibrate:--profile") words="tiny fast balanced quality max" ;;
         " calibrate:--model") return ;;
         " calibrate:--mmproj") return ;;
+        " calibrate:--readout") return ;;
         " calibrate:--connect") return ;;
         " calibrate:-f"|" calibrate:--format") words="table json jsonl tsv value" ;;
         " calibrate:--keep-alive") return ;;
@@ -125,7 +126,7 @@ _openjev() {
                     " pick") words="-o --option --min-p --orders --calibration -i --image --image-tokens --text --json -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " check") words="--filter --update --junit --tolerance --reversed --no-reversed --orders --calibration --unsure -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " record") words="--filter --reversed --no-reversed --orders --calibration -p --profile --model --mmproj --readout --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
-                    " calibrate") words="--label-prior --position-bias --output --plot -p --profile --model --mmproj --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
+                    " calibrate") words="--label-prior --position-bias --output --plot -p --profile --model --mmproj --readout --connect -f --format --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " serve") words="--host --port --socket --queue --request-timeout --calibration -p --profile --model --mmproj --readout --connect --no-cache --keep-alive --quiet --debug -h --help" ;;
                     " server") words="-h --help" ;;
                     " server start") words="-p --profile --model --mmproj --keep-alive --quiet --debug -h --help" ;;

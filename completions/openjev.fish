@@ -142,6 +142,7 @@ complete -c openjev -n '__openjev_path " calibrate"' -l plot -r -F -d 'Also draw
 complete -c openjev -n '__openjev_path " calibrate"' -s p -l profile -x -a 'tiny fast balanced quality max' -d 'Pinned model and settings to ask.'
 complete -c openjev -n '__openjev_path " calibrate"' -l model -r -F -d 'Ask this model file.'
 complete -c openjev -n '__openjev_path " calibrate"' -l mmproj -r -F -d 'The model'\''s image projector.'
+complete -c openjev -n '__openjev_path " calibrate"' -l readout -x -d 'Read options by `letters` or by their own `words`.'
 complete -c openjev -n '__openjev_path " calibrate"' -l connect -r -F -d 'Ask a llama-server that already runs.'
 complete -c openjev -n '__openjev_path " calibrate"' -s f -l format -x -a 'table json jsonl tsv value' -d 'Output. Default: a table on a terminal, else JSON.'
 complete -c openjev -n '__openjev_path " calibrate"' -l no-cache -d 'Neither read nor keep anything cached.'

@@ -232,13 +232,17 @@ def _with_biases(rows: Sequence[Scored], found: Fit, which: Literal["positions",
     has_temperature = found.temperature != 1.0
     for _ in range(_ROUNDS if has_temperature else 1):
         before = getattr(found, which)
-        found = replace(found, **{which: _biases(rows, found, which)})
+        found = _with(found, which, _biases(rows, found, which))
         if has_temperature:
             found = with_temperature(rows, found)
         after = getattr(found, which)
         if before and max(abs(a - b) for a, b in zip(after, before, strict=True)) < _BIAS_WITHIN:
             break
     return found
+
+
+def _with(fit: Fit, which: Literal["positions", "prior"], biases: tuple[float, ...]) -> Fit:
+    return replace(fit, positions=biases) if which == "positions" else replace(fit, prior=biases)
 
 
 def _biases(rows: Sequence[Scored], fit: Fit, which: Literal["positions", "prior"]) -> tuple[float, ...]:
@@ -257,7 +261,7 @@ def _biases(rows: Sequence[Scored], fit: Fit, which: Literal["positions", "prior
     n = [sum(having[j + 1 :]) for j in range(count)]
     weight = 1.0 / _BIAS_SIGMA**2
     for _ in range(_BIAS_STEPS):
-        expected = _expected(rows, replace(fit, **{which: tuple(held)}), count)
+        expected = _expected(rows, _with(fit, which, tuple(held)), count)
         steps = [(expected[j] - seen[j] - weight * held[j]) / (n[j] / 2.0 + weight) for j in range(count)]
         held = [one + step for one, step in zip(held, steps, strict=True)]
         if max(map(abs, steps)) < _BIAS_WITHIN:

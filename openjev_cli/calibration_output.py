@@ -144,14 +144,13 @@ def table_rows(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [("  accuracy", *(_accuracy(one) for one in (before, after)))]
+    rows = [("  accuracy", _accuracy(before), _accuracy(after))]
     for key, title in (("ece", "ECE, 15 bins"), ("nll", "NLL"), ("brier", "Brier")):
         rows.append((f"  {title}", f"{before[key]:.4f}", f"{after[key]:.4f}"))
     for error in ERRORS:
         key = f"{error:g}"
-        rows.append(
-            (f"  automate at {error:.0%} error", *(_part(one["automate"][key]) for one in (before, after)))
-        )
+        parts = _part(before["automate"][key]), _part(after["automate"][key])
+        rows.append((f"  automate at {error:.0%} error", *parts))
     return rows
 
 

@@ -332,7 +332,9 @@ class Session:
         Zhao et al. 2021 (contextual calibration); Holtzman et al. 2021 (domain-conditional PMI).
         """
         digests = [facts.digest_of(repr((suffix, prompt.NO_STATE)).encode()) for suffix in asked.suffixes]
-        missing = [i for i, digest in enumerate(digests) if digest not in facts.priors]
+        # Held apart: one request may have more of them than are remembered.
+        known = dict(facts.priors)
+        missing = [i for i, digest in enumerate(digests) if digest not in known]
         if missing:
             nothing = states.from_text(prompt.NO_STATE)
             frame, _ = facts_.frame_for(client, facts, nothing)
@@ -340,6 +342,7 @@ class Session:
             bare = prompt.build(frame, nothing, questions, self._offered(questions, facts), facts.markup)
             alone, facts = _readout(client, bare, facts).evaluate(bare, facts, self._caching(), None)
             priors = {digests[i]: one.scores for i, one in zip(missing, alone.readings, strict=True)}
+            known.update(priors)
             facts = facts.with_priors(priors)
             evaluation = replace(
                 evaluation,
@@ -347,7 +350,7 @@ class Session:
                 inference_ms=evaluation.inference_ms + alone.inference_ms,
             )
         corrected = tuple(
-            replace(one, scores=labels.without_prior(one.scores, facts.priors[digest], weight))
+            replace(one, scores=labels.without_prior(one.scores, known[digest], weight))
             for one, digest in zip(evaluation.readings, digests, strict=True)
         )
         return replace(evaluation, readings=corrected), facts

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 # A right option of probability 0 would make the whole log-likelihood infinite.
 LEAST_P = 1e-12
 
 
-class Bin(NamedTuple):
+@dataclass(frozen=True)
+class Bin:
     """A bin of confidences in (low, high]. confidence, accuracy: means over its `count` rows; 0 for none."""
 
     low: float
@@ -25,7 +26,8 @@ class Bin(NamedTuple):
     accuracy: float
 
 
-class Automated(NamedTuple):
+@dataclass(frozen=True)
+class Automated:
     """What can be left to the answers alone. share: of all rows, 0 to 1. threshold: rows with at least this
     confidence; None when there is no such threshold (share is then 0). count: how many rows that are."""
 

@@ -41,6 +41,7 @@ def calibrate(
     profile: common.Profile = None,
     model: common.ModelFile = None,
     mmproj: common.Mmproj = None,
+    readout: common.ReadoutFlag = None,
     connect: common.ConnectTo = None,
     format_: Annotated[
         str | None,
@@ -63,6 +64,7 @@ def calibrate(
         profile=profile,
         model=model,
         mmproj=mmproj,
+        readout=readout,
         connect=connect,
         format=format_,
         calibration="off",

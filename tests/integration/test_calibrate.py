@@ -22,7 +22,7 @@ TEAM = {
     "criteria": {"billing": None, "sales": None, "other": None},
 }
 ASK = ("ask", "--text", "Please refund me, order 3.", "-Q", f"refund: {REFUND['instructions']}")  # fmt: skip
-N = 45
+N = 36
 
 
 def state(i: int) -> str:
@@ -35,16 +35,20 @@ def states_file(openjev: Command) -> Path:
     return path
 
 
-def labelled(
-    openjev: Command, name: str = "labelled.jsonl", *, questions: tuple[str, ...] = ("refund",)
-) -> Path:
+# What does not change from test to test, asked once: labelled rows, and the calibration of the noul ones.
+_KEPT: dict[str, bytes] = {}
+
+
+def labelled(openjev: Command, *, questions: tuple[str, ...] = ("refund",)) -> Path:
     """Rows whose label is what the model itself says: it is right, and far too unsure of it."""
     asked = {"refund": REFUND, "team": TEAM}
-    (openjev.cwd / "asked.json").write_text(json.dumps(asked))
-    result = openjev("ask", "--each", states_file(openjev), "--field", "s", "-q", "asked.json")
-    assert result.returncode == 0, result.stderr.decode()
+    if "answers" not in _KEPT:
+        (openjev.cwd / "asked.json").write_text(json.dumps(asked))
+        result = openjev("ask", "--each", states_file(openjev), "--field", "s", "-q", "asked.json")
+        assert result.returncode == 0, result.stderr.decode()
+        _KEPT["answers"] = result.stdout
     rows = []
-    for i, line in enumerate(result.stdout.splitlines()):
+    for i, line in enumerate(_KEPT["answers"].splitlines()):
         answers = json.loads(line)["answers"]
         for question in questions:
             one = answers[question]
@@ -52,9 +56,19 @@ def labelled(
             rows.append(
                 {"id": f"{question}-{i}", "state": state(i), "question": asked[question], "label": label}
             )
-    path = openjev.cwd / name
+    path = openjev.cwd / "labelled.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def with_stored(openjev: Command) -> str:
+    """Put the calibration of the labelled rows where it is stored; returns its name."""
+    if "stored" not in _KEPT:
+        calibrate(openjev, labelled(openjev))
+        _KEPT["stored"] = stored(openjev).read_bytes()
+    stored(openjev).parent.mkdir(parents=True, exist_ok=True)
+    stored(openjev).write_bytes(_KEPT["stored"])
+    return calibration.read(stored(openjev)).name
 
 
 def stored(openjev: Command, name: str = "tiny-hybrid") -> Path:
@@ -78,7 +92,8 @@ def not_applied(openjev: Command, what: str) -> str:
 def ask(openjev: Command, *arguments: str | Path) -> tuple[dict[str, Any], list[str]]:
     result = openjev(*ASK, *arguments, "-f", "json")
     assert result.returncode == 0, result.stderr.decode()
-    return json.loads(result.stdout), result.stderr.decode().splitlines()
+    notices = [line for line in result.stderr.decode().splitlines() if "calibration" in line]
+    return json.loads(result.stdout), notices
 
 
 def test_what_is_fitted_is_stored_applied_named_and_can_be_left_out(openjev: Command) -> None:
@@ -110,13 +125,13 @@ def test_what_is_fitted_is_stored_applied_named_and_can_be_left_out(openjev: Com
 
 
 def test_a_type_that_was_not_calibrated_is_not_said_to_be(openjev: Command) -> None:
-    calibrate(openjev, labelled(openjev))
+    with_stored(openjev)
     team = openjev("ask", "--text", "x", "-Q", "team: Which team? [a | b]", "-f", "json")
     assert "calibration" not in json.loads(team.stdout)
 
 
 def test_explain_the_table_and_a_stream_say_which_one_was_used(openjev: Command) -> None:
-    name = calibrate(openjev, labelled(openjev))["calibration"]
+    name = with_stored(openjev)
     shown = openjev(*ASK, "--explain", "-f", "table")
     assert f"calibration {name}" in shown.stderr.decode().splitlines()
     assert f"calibration {name}" in shown.stdout.decode().splitlines()[-1]
@@ -128,7 +143,7 @@ def test_the_lock_of_an_answer_set_says_which_one_was_used(openjev: Command) -> 
     (openjev.cwd / "questions.txt").write_text(f"refund: {REFUND['instructions']}\n")
     (openjev.cwd / "one.txt").write_text(state(1))
     (openjev.cwd / "set.yaml").write_text("questions: questions.txt\ncases:\n  - state: one.txt\n")
-    name = calibrate(openjev, labelled(openjev))["calibration"]
+    name = with_stored(openjev)
     assert openjev("record", "set.yaml").returncode == 0
     (producer,) = json.loads((openjev.cwd / "set.lock.json").read_text())["producers"].values()
     assert producer["settings"]["calibration"] == name
@@ -141,7 +156,7 @@ def test_the_lock_of_an_answer_set_says_which_one_was_used(openjev: Command) -> 
 def test_one_made_for_another_model_is_not_applied_and_a_notice_says_so(
     openjev: Command, generated: Path
 ) -> None:
-    calibrate(openjev, labelled(openjev))
+    with_stored(openjev)
     other = generated / "other-seed.gguf"
     if not other.exists():
         script = ROOT / "scripts/generate_model.py"
@@ -155,7 +170,7 @@ def test_one_made_for_another_model_is_not_applied_and_a_notice_says_so(
 
 @pytest.mark.parametrize("key", ["model_sha256", "adapter_sha256", "readout", "wording"])
 def test_a_stored_one_made_for_something_else_is_not_applied(openjev: Command, key: str) -> None:
-    calibrate(openjev, labelled(openjev))
+    with_stored(openjev)
     raw = json.loads(stored(openjev).read_text())
     assert raw["made_for"]["readout"] == "letters"
     assert len(raw["made_for"]["model_sha256"]) == 64
@@ -167,9 +182,8 @@ def test_a_stored_one_made_for_something_else_is_not_applied(openjev: Command, k
 
 
 def test_the_config_can_turn_it_off_or_name_another(openjev: Command) -> None:
-    rows = labelled(openjev)
-    name = calibrate(openjev, rows)["calibration"]
-    calibrate(openjev, rows, "--output", "mine.json")
+    name = with_stored(openjev)
+    (openjev.cwd / "mine.json").write_bytes(stored(openjev).read_bytes())
     assert openjev("config", "set", "calibration", "off").returncode == 0
     assert "calibration" not in ask(openjev)[0]
     assert openjev("config", "set", "calibration", str(openjev.cwd / "mine.json")).returncode == 0
@@ -178,12 +192,10 @@ def test_the_config_can_turn_it_off_or_name_another(openjev: Command) -> None:
 
 
 def test_a_second_run_keeps_the_first_as_bak_and_changes_nothing_else(openjev: Command) -> None:
-    rows = labelled(openjev)
-    first = calibrate(openjev, rows)
-    again = calibrate(openjev, rows)
+    first = with_stored(openjev)
+    again = calibrate(openjev, labelled(openjev))
     # Measured without the calibration that was already there.
-    assert again["types"] == first["types"]
-    assert again["calibration"] == first["calibration"]
+    assert again["calibration"] == first
     assert sorted(path.name for path in stored(openjev).parent.iterdir()) == [
         "tiny-hybrid.json",
         "tiny-hybrid.json.bak",
@@ -211,6 +223,31 @@ def test_labels_that_do_not_fit_the_model_store_nothing(openjev: Command) -> Non
     assert not report["types"]["noul"]["tried"][0]["kept"]
     assert not stored(openjev).exists()
     assert "calibration" not in ask(openjev)[0]
+
+
+def test_the_file_can_be_another_one(openjev: Command) -> None:
+    report = calibrate(openjev, labelled(openjev), "--output", "mine.json")
+    assert report["file"] == "mine.json"
+    assert not stored(openjev).exists()
+    assert "calibration" not in ask(openjev)[0]
+    assert ask(openjev, "--calibration", "mine.json")[0]["calibration"] == report["calibration"]
+
+
+def test_a_calibration_of_letters_is_not_applied_to_words(openjev: Command) -> None:
+    with_stored(openjev)
+    wire, notices = ask(openjev, "--readout", "words")
+    assert "calibration" not in wire
+    assert notices == [not_applied(openjev, "readout and wording")]
+
+
+def test_words_can_be_calibrated_and_read_in_orders(openjev: Command) -> None:
+    words = ("--readout", "words")
+    report = calibrate(openjev, labelled(openjev), *words)
+    assert report["types"]["noul"]["tried"]
+    if report["calibration"] is not None:
+        wire, notices = ask(openjev, *words, "--orders", "2")
+        assert (wire["calibration"], notices) == (report["calibration"], [])
+        assert wire["answers"]["refund"]["orders"]["n"] == 2
 
 
 def test_packed_rows_and_the_table(openjev: Command) -> None:
@@ -244,7 +281,7 @@ def test_malformed_rows_are_all_named_before_anything_is_started(offline: Comman
     result = offline("calibrate", "rows.jsonl")
     assert (result.stdout, result.returncode) == (b"", 2)
     lines = result.stderr.decode().splitlines()
-    assert [line.split(": ")[1] for line in lines[:-1]] == ["rows.jsonl:2", "rows.jsonl:3:2", "rows.jsonl:4"]
+    assert [line.split(": ")[1] for line in lines[:-1]] == ["rows.jsonl:2", "rows.jsonl:3:1", "rows.jsonl:4"]
     assert lines[-1].startswith("next: ")
 
 

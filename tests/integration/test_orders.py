@@ -156,6 +156,16 @@ def test_the_stock_engine_gives_the_same_averages(openjev: Command, stock_server
     assert stock["refund"]["noul"] == pytest.approx(patched["refund"]["noul"], abs=1e-5)
 
 
+def test_more_orders_than_priors_are_remembered_are_still_corrected(openjev: Command) -> None:
+    assert openjev("config", "set", "prior", "1").returncode == 0
+    asked = [
+        word for i in range(5) for word in ("-Q", f"q{i}: Which one, {i}? [red | green | blue | grey | tan]")
+    ]
+    wire = ask(openjev, "--text", "x", *asked, "--orders", "52")
+    assert wire["usage"]["output_tokens"] == 260
+    assert [one["orders"]["n"] for one in wire["answers"].values()] == [52] * 5
+
+
 def test_reused_readings_are_counted_as_readings(openjev: Command) -> None:
     for reused in (0, 6):
         wire = ask(openjev, "--text", "x", "-Q", TEAM, "--orders", "6", "--reuse")
