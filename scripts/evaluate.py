@@ -72,8 +72,8 @@ class Item:
 class Relabelled(decide.Session):
     """A session that offers other letters: those behind the first that the question needs."""
 
-    def _offered(self, request: request.Request, facts: Facts) -> tuple[labels.Label, ...] | None:
-        first = super()._offered(request, facts)
+    def _offered(self, asked: Sequence[questions.Question], facts: Facts) -> tuple[labels.Label, ...] | None:
+        first = super()._offered(asked, facts)
         return first and labels.take(facts.labels, 2 * len(first))[len(first) :]
 
 
