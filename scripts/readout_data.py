@@ -365,8 +365,10 @@ class Tokenizer:
             prompt.REPLY_OPTION_WORDS + self._cue + prompt.ANSWER_WORDS,
             prompt.REPLY_LEVEL_WORDS + self._cue + prompt.ANSWER_WORDS,
         )
-        found: Any = self.ids([[prompt.Segment(text, special=True)] for text in texts])
-        return Frames(*found, self._facts.end)
+        option, level, following, colon, reply_option, reply_level = self.ids(
+            [[prompt.Segment(text, special=True)] for text in texts]
+        )
+        return Frames(option, level, following, colon, reply_option, reply_level, self._facts.end)
 
 
 def pieces(suffix: Sequence[prompt.Segment]) -> list[list[prompt.Segment]]:
