@@ -107,9 +107,9 @@ def files(folder: Path) -> dict[str, Path]:
 def read_rows(path: Path) -> Iterator[JSON]:
     """Give the rows of a JSONL file, gzipped or not, numbers kept as they are written."""
     if path == GENERATED:
-        for row in readout_tickets.rows(TICKETS, TICKETS_SEED):
-            made: Any = reading.parse_json(json.dumps(row), name=str(row["id"]))
-            yield made
+        for made in readout_tickets.rows(TICKETS, TICKETS_SEED):
+            read: Any = reading.parse_json(json.dumps(made), name=str(made["id"]))
+            yield read
         return
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
@@ -365,9 +365,10 @@ class Tokenizer:
             prompt.REPLY_OPTION_WORDS + self._cue + prompt.ANSWER_WORDS,
             prompt.REPLY_LEVEL_WORDS + self._cue + prompt.ANSWER_WORDS,
         )
-        return Frames(
-            *self.ids([[prompt.Segment(text, special=True)] for text in texts]), end=self._facts.end
+        option, level, following, colon, reply_option, reply_level = self.ids(
+            [[prompt.Segment(text, special=True)] for text in texts]
         )
+        return Frames(option, level, following, colon, reply_option, reply_level, self._facts.end)
 
 
 def pieces(suffix: Sequence[prompt.Segment]) -> list[list[prompt.Segment]]:
@@ -445,8 +446,9 @@ def load(path: Path, keep: Callable[[str, str], bool] = lambda task, part: True)
         about = json.loads(held["about"].tobytes())
         tokens = held["tokens"]
         offsets = [0, *np.cumsum(held["lengths"], dtype=np.int64).tolist()]
-    raw = about["frames"]
-    frames = Frames(**{name: ids if name == "end" else tuple(ids) for name, ids in raw.items()})
+    raw: JSON = about["frames"]
+    held_frames: Any = {name: ids if name == "end" else tuple(ids) for name, ids in raw.items()}
+    frames = Frames(**held_frames)
     rows: list[Row] = []
     part = 0
     for id_, task, which, kind, gold, n_options in about["rows"]:

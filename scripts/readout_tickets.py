@@ -347,6 +347,8 @@ def _question(
     mood: str,
     is_repeated: bool,
 ) -> tuple[JSON, Any]:
+    asked: tuple[str, ...]
+    options: list[tuple[str, str | None]]
     if template == "refund":
         asked = (
             "Does the customer want a refund?",
