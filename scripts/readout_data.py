@@ -108,8 +108,8 @@ def read_rows(path: Path) -> Iterator[JSON]:
     """Give the rows of a JSONL file, gzipped or not, numbers kept as they are written."""
     if path == GENERATED:
         for made in readout_tickets.rows(TICKETS, TICKETS_SEED):
-            again: Any = reading.parse_json(json.dumps(made), name=str(made["id"]))
-            yield again
+            read: Any = reading.parse_json(json.dumps(made), name=str(made["id"]))
+            yield read
         return
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
@@ -446,9 +446,9 @@ def load(path: Path, keep: Callable[[str, str], bool] = lambda task, part: True)
         about = json.loads(held["about"].tobytes())
         tokens = held["tokens"]
         offsets = [0, *np.cumsum(held["lengths"], dtype=np.int64).tolist()]
-    raw = about["frames"]
-    read: Any = {name: ids if name == "end" else tuple(ids) for name, ids in raw.items()}
-    frames = Frames(**read)
+    raw: JSON = about["frames"]
+    held_frames: Any = {name: ids if name == "end" else tuple(ids) for name, ids in raw.items()}
+    frames = Frames(**held_frames)
     rows: list[Row] = []
     part = 0
     for id_, task, which, kind, gold, n_options in about["rows"]:
