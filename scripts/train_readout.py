@@ -58,6 +58,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--minutes", type=float, default=40.0, help="time for training; loading and the last look come on top"
     )
+    add("--tokens", type=int, help="also end after so many tokens, if they are read sooner (shared machines)")
     add("--seed", type=int, default=20261130)
     add("--rank", type=int, default=16)
     add("--alpha", type=float, default=32.0)
@@ -184,6 +185,11 @@ def rate(share: float, *, warmup: float, schedule: str) -> float:
     return 1.0 - rest if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * rest))
 
 
+def spent(of_time: float, tokens: int, most_tokens: int | None) -> float:
+    """Return how much of the budget is gone, the time or the tokens, whichever is nearer its end."""
+    return max(of_time, tokens / most_tokens) if most_tokens else of_time
+
+
 def steps(batches: Iterator[list[data.Example]], rows: int) -> Iterator[list[list[data.Example]]]:
     """Give the micro batches of one optimizer step after the other: at least so many rows."""
     while True:
@@ -249,9 +255,10 @@ class Training:
         logged_s = saved_s = looked_s = self.done["elapsed_s"]
         for taken in steps(self.batches, args.step_rows):
             now_s = time.monotonic() - began_s
-            if now_s >= budget_s or stopped.is_set:
+            share = spent(now_s / budget_s, self.done["tokens"], args.tokens)
+            if share >= 1.0 or stopped.is_set:
                 break
-            self.step(taken, now_s / budget_s)
+            self.step(taken, share)
             now_s = self.done["elapsed_s"] = time.monotonic() - began_s
             if now_s - logged_s >= 30.0:
                 self.log()

@@ -291,6 +291,12 @@ def test_the_rate_rises_and_ends_at_nothing(schedule: str) -> None:
     assert train_readout.rate(1.5, warmup=0.1, schedule=schedule) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_budget_ends_with_its_time_or_its_tokens() -> None:
+    assert train_readout.spent(0.5, 900, None) == 0.5
+    assert train_readout.spent(0.5, 900, 1000) == 0.9
+    assert train_readout.spent(1.1, 900, 1000) == 1.1
+
+
 def test_a_step_has_enough_rows() -> None:
     some = iter([examples(n) for n in (3, 3, 3, 9, 1)])
     taken = train_readout.steps(some, 8)
