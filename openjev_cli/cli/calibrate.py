@@ -54,7 +54,7 @@ def calibrate(
     quiet: common.Quiet = False,
     debug: common.Debug = False,
 ) -> int:
-    """Fit the probabilities of a model to labelled rows, and store what improves rows that were held out.
+    """Fit the probabilities of a model to labelled rows, and tell how far they can be trusted.
 
     Example: openjev calibrate labelled.jsonl --plot reliability.svg
     """
