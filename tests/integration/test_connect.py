@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from openjev_cli import server
+from openjev_cli.binary import find_binary
 from tests.conftest import Command
 from tests.integration.test_serve import serving
 
@@ -44,9 +45,14 @@ def test_a_jev_endpoint_gives_the_answers_of_the_managed_server(
     assert (many.returncode, len(many.stdout.splitlines())) == (0, 3), many.stderr
 
 
-def test_a_llama_server_is_asked_by_its_socket(openjev: Command, runtime_dir: Path) -> None:
+def test_a_llama_server_is_asked_by_its_socket(
+    openjev: Command, runtime_dir: Path, llama_server: Path, tiny_hybrid: Path
+) -> None:
     direct = openjev(*WORDS)
-    (running, *_) = server.status(environ={"XDG_RUNTIME_DIR": str(runtime_dir)})
+    environ = {"XDG_RUNTIME_DIR": str(runtime_dir)}
+    running = server.find(server.Spec(find_binary(llama_server, None, environ), tiny_hybrid), environ)
+    assert running is not None
+    running.close()
     there = openjev(*WORDS, "--connect", running.socket)
     assert answers(there) == answers(direct)
     assert json.loads(there.stdout)["model"] == str(running.socket)
