@@ -1,10 +1,10 @@
-"""Measure `openjev ask --each`: speed against one call a state, answers under concurrency, memory of a long run.
+"""Measure `openjev ask --each`: speed against one call a state, and answers under concurrency.
 
     python scripts/measure_streams.py --model MODEL.gguf [--out benchmarks/streams.json]
 
 One run, one machine, one server. `loop` calls `openjev ask` once a state; `one at a time` is `--each` fed one
 record after another; `each` is `--each` on the whole file. The answers of two streams at once are compared with
-those given one by one. The long run reads lines whose answers are cached, and its memory is read on the way.
+those given one by one. Memory of a long run is benchmarks/stream_memory.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 OPENJEV = [sys.executable, "-m", "openjev_cli"]
 REFUND = "refund: Does the customer ask for a refund?"
@@ -124,55 +124,6 @@ def mixed_up(count: int) -> dict[str, Any]:
     }
 
 
-def memory(count: int) -> dict[str, Any]:
-    """Return the resident memory of a long `--each --where --reuse` at ten points of its input."""
-    variants = states(50, "cached")
-    process = subprocess.Popen(
-        [
-            *OPENJEV,
-            "ask",
-            "--each",
-            "-",
-            "--as",
-            "lines",
-            *QUESTIONS[:2],
-            *QUESTIONS[4:],
-            "--reuse",
-            "--where",
-            "refund > 0.5",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    passed = 0
-
-    def read(stream: IO[bytes]) -> None:
-        nonlocal passed
-        for _ in stream:
-            passed += 1
-
-    reader = threading.Thread(target=read, args=(process.stdout,))
-    reader.start()
-    points, began_s = [], time.perf_counter()
-    for n in range(count):
-        process.stdin.write(f"{variants[n % len(variants)]}\n".encode())
-        if n % max(1, count // 10) == count // 10 - 1:
-            process.stdin.flush()
-            points.append({"lines": n + 1, "rss_mib": _rss_mib(process.pid)})
-    process.stdin.close()
-    process.wait()
-    reader.join()
-    took_s = time.perf_counter() - began_s
-    return {"lines": count, "passed": passed, "lines_per_s": round(count / took_s), "memory": points}
-
-
-def _rss_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
-
-
 def main() -> None:
     """Run all parts and write the receipt."""
     parser = argparse.ArgumentParser(
@@ -182,7 +133,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/streams.json"))
     parser.add_argument("--states", type=int, default=64)
     parser.add_argument("--records", type=int, default=1000)
-    parser.add_argument("--lines", type=int, default=1_000_000)
     given = parser.parse_args()
     global QUESTIONS
     QUESTIONS = [*QUESTIONS, "--model", str(Path(given.model).resolve())]
@@ -194,7 +144,6 @@ def main() -> None:
     for name, part in (
         ("states_per_s", lambda: speed(given.states)),
         ("two_streams", lambda: mixed_up(given.records)),
-        ("long_run", lambda: memory(given.lines)),
     ):
         receipt[name] = part()
         print(json.dumps({name: receipt[name]}))
