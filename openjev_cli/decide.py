@@ -20,7 +20,6 @@ from openjev_cli.engine import facts as facts_
 from openjev_cli.engine.client import Client, Connect
 from openjev_cli.engine.facts import Facts
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading, Readout
-from openjev_cli.engine.stock import Stock
 from openjev_cli.questions import Question
 from openjev_cli.request import Request
 from openjev_cli.timing import Stages
@@ -645,6 +644,8 @@ def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
         from openjev_cli.engine.stock_images import StockImages
 
         return StockImages(client)
+    from openjev_cli.engine.stock import Stock
+
     return Stock(client)
 
 
