@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from openjev_cli import config, errors, metrics, questions, reading, record
+from openjev_cli import config, errors, questions, reading, record
 
 VERSION = 1
 Type: TypeAlias = Literal["noul", "choice", "score"]
@@ -40,6 +40,7 @@ _ROUNDS = 4
 _LEAST_GAIN = 1e-6
 
 
+# The rows of this module are named tuples: a dataclass takes a millisecond to define, and answers wait for it.
 class MadeFor(NamedTuple):
     """What a calibration belongs to. model: its name, for people; all the others must be the same."""
 
@@ -58,8 +59,7 @@ class MadeFor(NamedTuple):
         return tuple(found)
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """What is done to the scores of one type of question: divided by `temperature`, then `positions` (by label,
     A first; 0 for further ones) and `prior` (by option: yes, no) subtracted; biases in nats."""
 
@@ -80,15 +80,14 @@ class Fit:
         return tuple(adjusted)
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """A calibration as it is stored. name: the file's, with a digest of what it does, so that another one is
     seen to be another one. fits: by type of question. facts: how it was made, for people."""
 
     name: str
     made_for: MadeFor
     fits: Mapping[Type, Fit]
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = MappingProxyType({})
 
     def fit_of(self, question: questions.Question) -> Fit | None:
         """Return what is done to the scores of a question, or None for nothing."""
@@ -121,8 +120,7 @@ class Scored(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """Something that was tried. what: "temperature", "label prior" or "position bias". before, after: NLL of the
     held-out rows without it and with it."""
 
@@ -136,8 +134,7 @@ class Trial:
         return self.after < self.before - _LEAST_GAIN
 
 
-@dataclass(frozen=True)
-class Fitted:
+class Fitted(NamedTuple):
     """What was found for one type of question. fit: what is kept; the identity when nothing is. reason: why
     nothing was tried, or ""."""
 
@@ -190,7 +187,7 @@ def nll(rows: Sequence[Scored], fit: Fit) -> float:
     return math.fsum(_nll_of(row, fit) for row in rows) / len(rows)
 
 
-_MOST_NLL = -math.log(metrics.LEAST_P)
+_MOST_NLL = -math.log(1e-12)  # metrics.LEAST_P; a warm answer would wait for that module
 
 
 def _nll_of(row: Scored, fit: Fit) -> float:
@@ -209,7 +206,7 @@ def with_temperature(rows: Sequence[Scored], fit: Fit) -> Fit:
 
     def at(log_t: float) -> float:
         prior = (log_t / _LOG_T_SIGMA) ** 2 / 2.0
-        return nll(rows, replace(fit, temperature=math.exp(log_t))) + prior / len(rows)
+        return nll(rows, fit._replace(temperature=math.exp(log_t))) + prior / len(rows)
 
     low, high = _LOG_T
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -223,7 +220,7 @@ def with_temperature(rows: Sequence[Scored], fit: Fit) -> Fit:
             low, left, at_left = left, right, at_right
             right = low + _GOLDEN * (high - low)
             at_right = at(right)
-    return replace(fit, temperature=math.exp((low + high) / 2.0))
+    return fit._replace(temperature=math.exp((low + high) / 2.0))
 
 
 def _with_biases(rows: Sequence[Scored], found: Fit, which: Literal["positions", "prior"]) -> Fit:
@@ -242,7 +239,7 @@ def _with_biases(rows: Sequence[Scored], found: Fit, which: Literal["positions",
 
 
 def _with(fit: Fit, which: Literal["positions", "prior"], biases: tuple[float, ...]) -> Fit:
-    return replace(fit, positions=biases) if which == "positions" else replace(fit, prior=biases)
+    return fit._replace(positions=biases) if which == "positions" else fit._replace(prior=biases)
 
 
 def _biases(rows: Sequence[Scored], fit: Fit, which: Literal["positions", "prior"]) -> tuple[float, ...]:

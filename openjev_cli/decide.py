@@ -151,7 +151,7 @@ class Session:
             engine = self._engine(None)
             known = self._known(engine)
             found = self._provenance_of(engine, known)
-            applied = self._calibration(engine, known)
+            applied = self._calibration(engine)
             return found.with_settings(calibration=applied.name) if applied is not None else found
 
     def model_key(self) -> str:
@@ -172,7 +172,7 @@ class Session:
                     f"{engine.model} makes its own prompts, and its answers cannot be calibrated here",
                     next_step="choose another model: openjev models list",
                 )
-            return self._made_for(engine, self._known(engine))
+            return self._made_for(engine)
 
     def decide(
         self,
@@ -220,7 +220,7 @@ class Session:
                 return decision
             known = self._known(engine)
             _check_sight(engine, known, request)
-            applied = self._calibration(engine, known)
+            applied = self._calibration(engine)
             frame, state, facts, notices = self._frame(client, known, request.state)
             groups = orders.expand(request.questions, request.orders)
             read = [one.question for group in groups for one in group]
@@ -446,19 +446,25 @@ class Session:
                     self._provenance = provenance.of_running(engine.running, self._model, self._config, facts)
             return self._provenance
 
-    def _made_for(self, engine: Engine, facts: Facts) -> MadeFor:
-        from openjev_cli import calibration
+    def _made_for(self, engine: Engine) -> MadeFor:
+        from openjev_cli import calibration, provenance
 
-        found = self._provenance_of(engine, facts)
+        # Not of the whole provenance, which asks the machine for more than this and takes milliseconds.
+        plan = self._plan()
+        known = self._model if engine.running is not None else None
         return calibration.MadeFor(
-            found.model, found.model_sha256, found.adapter_sha256, str(self._plan()), found.wording
+            engine.model,
+            models.digest(known, self._config) if known is not None else None,
+            plan.adapter.sha256 if plan.adapter else None,
+            str(plan),
+            provenance.wording(plan.kind),
         )
 
-    def _calibration(self, engine: Engine, facts: Facts) -> Calibration | None:
+    def _calibration(self, engine: Engine) -> Calibration | None:
         """Return what the answers of an engine are calibrated with; a notice says when one does not apply."""
         with self._lock:
             if self._calibrated is None or engine is not self._current:
-                found = self._find_calibration(engine, facts)
+                found = self._find_calibration(engine)
                 if engine is not self._current:
                     return found[0]
                 self._calibrated = found
@@ -466,7 +472,7 @@ class Session:
                     self._notices += (found[1],)
             return self._calibrated[0]
 
-    def _find_calibration(self, engine: Engine, facts: Facts) -> tuple[Calibration | None, str | None]:
+    def _find_calibration(self, engine: Engine) -> tuple[Calibration | None, str | None]:
         path = self._config.calibration
         if engine.api is not None:
             return None, None  # its scores are not seen
@@ -477,7 +483,7 @@ class Session:
             return None, None
         from openjev_cli import calibration
 
-        return calibration.in_use(path, self._made_for(engine, facts))
+        return calibration.in_use(path, self._made_for(engine))
 
     def _refuse_unseen(self) -> None:
         """Raise ModelError if the model of a managed server cannot see, before it is started for that."""
