@@ -108,7 +108,8 @@ class Tally:
 
 
 class Run:
-    """One pass over a stream. Iterate it once, in one thread; `tally` and `resume_at` change meanwhile."""
+    """One pass over a stream. Iterate it once, in one thread; `tally` and `resume_at` change as outcomes are
+    settled: by whoever iterates, or else when the next one is asked for."""
 
     def __init__(
         self,
@@ -125,37 +126,49 @@ class Run:
         self._workers = workers
         self._is_ordered = is_ordered
         self._lock = threading.Lock()
-        self._under_way: set[int] = set()
+        # The line of each record that was read and not settled, by the record's identity: the elements of an
+        # array can share a line.
+        self._under_way: dict[int, int] = {}
         self._last_line = plan.start_at - 1
+        self._has_more = True
         self.tally = Tally()
 
     @property
     def resume_at(self) -> int:
-        """The first line whose record has not been handed out by the iteration and taken back."""
+        """The first line with a record that has not been settled. What is done on that line is done again."""
         with self._lock:
-            return min(self._under_way, default=self._last_line + 1)
+            # The next element of an array may begin on the line of the last one.
+            shares_line = self._source.form == "json" and self._has_more
+            following = self._last_line if shares_line else self._last_line + 1
+            return min(self._under_way.values(), default=max(following, self._plan.start_at))
+
+    def settle(self, outcome: Outcome) -> None:
+        """Note that an outcome has been dealt with: it is counted, and a resumed stream passes over it."""
+        with self._lock:
+            if self._under_way.pop(id(outcome.record), None) is not None:
+                self.tally.count(outcome)
 
     def __iter__(self) -> Iterator[Outcome]:
         """Yield outcomes. Raises ServerError, ModelError, and EngineError when nothing else comes."""
         failures = 0
         pool = Pool(self._records(), self._work, workers=self._workers, is_ordered=self._is_ordered)
         for outcome in pool:
-            self.tally.count(outcome)
             is_engine = isinstance(outcome.error, errors.EngineError)
             failures = failures + 1 if is_engine and not isinstance(outcome.error, errors.ReadoutError) else 0
             if outcome.error is not None and failures > 2 * self._workers:
+                self.settle(outcome)
                 raise outcome.error
             yield outcome
-            with self._lock:
-                self._under_way.discard(outcome.record.line)
+            self.settle(outcome)
 
     def _records(self) -> Iterator[records.Record]:
         for record in self._source:
             if record.line >= self._plan.start_at:
                 with self._lock:
-                    self._under_way.add(record.line)
+                    self._under_way[id(record)] = record.line
                     self._last_line = record.line
                 yield record
+        self._has_more = False
 
     def _work(self, record: records.Record) -> Outcome:
         stages = Stages(began_at_s=time.perf_counter())

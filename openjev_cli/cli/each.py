@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +13,8 @@ from openjev_cli import errors, gates, output, records, stream, stream_output
 from openjev_cli.cli import common
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from openjev_cli import config, decide, questions
 
 
@@ -55,7 +60,8 @@ def each(
     except (KeyboardInterrupt, errors.OpenjevError):
         bar.close()
         if run.tally.done:
-            output.notice(f"{run.tally.done} records done; go on with --start-at {run.resume_at}")
+            done = f"{run.tally.done} record{'' if run.tally.done == 1 else 's'}"
+            output.notice(f"{done} done; go on with --start-at {run.resume_at}")
         raise
     bar.close()
     for line in stream_output.summary(run.tally):
@@ -81,8 +87,34 @@ def _print_all(
                 told.add(notice)
         if outcome.error is not None and is_strict:
             raise outcome.error
-        printer.print(outcome)
+        with _interrupt_held():
+            printer.print(outcome)
+            run.settle(outcome)
         bar.draw(run.tally)
+
+
+@contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Let Ctrl-C wait until what is done here is done, so that no line is cut and none is printed again by a
+    stream that goes on. Pressed once more it does not wait: a reader may have stopped reading."""
+    before = signal.getsignal(signal.SIGINT)
+    pressed: list[int] = []
+
+    def held(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    if before is not signal.default_int_handler:  # ignored, as in a background job: it stays so
+        yield
+        return
+    signal.signal(signal.SIGINT, held)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _plan(asked: tuple[questions.Question, ...], settings: config.Config, options: Options) -> stream.Plan:

@@ -146,7 +146,7 @@ def test_strict_stops_at_the_first_bad_record(openjev: Command) -> None:
     result = openjev("ask", "--each", "-Q", REFUND, "--strict", stdin=b'{"n":1}\n{bad}\n{"n":3}\n')
     assert [one["line"] for one in lines_of(result.stdout)] == [1]
     assert result.stderr.decode().splitlines()[-3:] == [
-        "note: 2 records done; go on with --start-at 2",
+        "note: 1 record done; go on with --start-at 2",
         "error: stdin:2:2: a key in double quotes was expected",
         "next: Correct it there; JSON is read strictly (RFC 8259).",
     ]

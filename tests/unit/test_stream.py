@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from openjev_cli import answers, decide, errors, gates, questions, reading, records, stream
+from openjev_cli.cli import each
 from openjev_cli.config import Config
 from openjev_cli.errors import Exit
 from openjev_cli.request import Request
@@ -256,6 +259,44 @@ def test_resume_is_the_first_record_not_finished(config: Config) -> None:
     assert next(outcomes).record.line == 3
     assert next(outcomes, None) is None
     assert run.resume_at == 6
+
+
+def test_no_element_of_an_array_is_passed_over_by_a_stream_that_goes_on(config: Config) -> None:
+    run = run_of('["a", "b",\n "c"]', lambda _: 0.5, config, workers=1)
+    outcomes = iter(run)
+    seen = []
+    for outcome in outcomes:
+        seen.append((outcome.record.line, run.resume_at))
+        run.settle(outcome)
+        seen.append((outcome.record.line, run.resume_at))
+    # What follows may begin on the line of what was settled last, until the array has ended.
+    assert [line for line, _ in seen] == [1, 1, 1, 1, 2, 2]
+    assert all(at <= line for line, at in seen[:3])
+    assert (run.tally.answered, run.resume_at) == (3, 3)
+
+
+def test_an_outcome_settled_twice_is_counted_once(config: Config) -> None:
+    run = run_of("a\nb\n", lambda _: 0.5, config)
+    for outcome in run:
+        run.settle(outcome)
+        run.settle(outcome)
+    assert run.tally.answered == 2
+
+
+def test_ctrl_c_waits_for_the_record_that_is_being_printed() -> None:
+    printed = []
+    with pytest.raises(KeyboardInterrupt), each._interrupt_held():
+        os.kill(os.getpid(), signal.SIGINT)
+        printed.append("whole")
+    assert printed == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_waits_for_nothing() -> None:
+    with pytest.raises(KeyboardInterrupt), each._interrupt_held():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the second one was held too")
 
 
 def test_start_at_passes_over_what_is_before_it(config: Config) -> None:
