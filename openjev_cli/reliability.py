@@ -12,8 +12,10 @@ from openjev_cli.metrics import Bin
 _WIDTH, _HEIGHT = 420, 500
 _LEFT, _TOP, _SIDE = 56, 56, 330
 _COUNTS_TOP, _COUNTS_HEIGHT = 410, 48
+# The title is the widest text; a bold character is about this share of its size wide.
+_MARGIN, _TITLE_CHAR = 12, 0.63
 _STYLE = (
-    "text{font:12px sans-serif;fill:#222}.t{font-weight:bold;font-size:14px}.g{stroke:#ddd}.a{stroke:#222}"
+    "text{font:12px sans-serif;fill:#222}.g{stroke:#ddd}.a{stroke:#222}"
     ".d{stroke:#888;stroke-dasharray:5 4}.b{fill:#4477aa;fill-opacity:.75}.c{fill:#bbb}"
     ".n{fill:none;stroke:#cc6633;stroke-width:2}.p{fill:#cc6633}"
 )
@@ -35,7 +37,7 @@ def svg(title: str, series: Sequence[Series]) -> str:
         f"<title>{_escaped(title)}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
-        f'<text class="t" x="{_LEFT}" y="22">{_escaped(title)}</text>',
+        f'<text x="{_MARGIN}" y="22" style="{_title_style(title)}">{_escaped(title)}</text>',
         *_legend(series),
         *_grid(),
         *(_bar(one) for one in bars.bins if one.count),
@@ -45,6 +47,12 @@ def svg(title: str, series: Sequence[Series]) -> str:
         parts += _line(line.bins)
     parts += _counts(bars.bins)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _title_style(title: str) -> str:
+    """Return a font that is small enough for the title to fit."""
+    fits_px = (_WIDTH - 2 * _MARGIN) / (_TITLE_CHAR * max(1, len(title)))
+    return f"font-weight:bold;font-size:{min(14.0, fits_px):.1f}px"
 
 
 def _x(share: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -110,6 +111,15 @@ def test_a_bar_is_as_high_as_its_answers_are_right() -> None:
     ]
     assert [float(one.get("height", "")) for one in bars] == [pytest.approx(0.75 * 330, abs=0.1)]
     assert bars[0][0].text == "4 answers at 0.90: 0.75 right"
+
+
+@pytest.mark.parametrize("length", [1, 40, 200])
+def test_a_title_of_any_length_fits_into_the_diagram(length: int) -> None:
+    root = ElementTree.fromstring(reliability.svg("W" * length, [reliability.Series("only", [])]))
+    title = next(one for one in root.iter("{http://www.w3.org/2000/svg}text") if one.text == "W" * length)
+    found = re.search(r"font-size:([\d.]+)px", title.get("style", ""))
+    assert found is not None
+    assert float(title.get("x", "")) + 0.6 * length * float(found[1]) < float(root.get("width", ""))
 
 
 def test_a_diagram_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
