@@ -356,6 +356,8 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
         fetch_tiny(config, on_progress=on_progress)
     mmproj = _own_projector(config, _rank(config, "profile")) or _projector_in_place(wanted, path)
     plan = readout(config, wanted)
+    if plan.adapter is not None:
+        _check_adapter(plan.adapter, config)
     name = wanted.title if pinned is wanted.weights else Path(pinned.name).stem
     shown_before = wanted.name != "tiny" or _read_stamp(path).get("noticed") is True
     return Model(
@@ -378,6 +380,19 @@ def readout(config: Config, wanted: Profile | None) -> Readout:
     own = wanted.readout if wanted is not None else LETTERS
     plan = own if config.readout in (None, own.kind) else Readout(str(config.readout))
     return plan if config.prior is None else plan._replace(prior=config.prior)
+
+
+def _check_adapter(adapter: Adapter, config: Config) -> None:
+    """Raise ModelError unless the adapter that came with this package is the one that was meant."""
+    problem = "is not there"
+    if adapter.path.is_file():
+        if _remembered_digest(adapter.path, config) == adapter.sha256:
+            return
+        problem = f"is damaged or another file: its SHA-256 is not {adapter.sha256}"
+    raise errors.ModelError(
+        f"{adapter.path} {problem}",
+        next_step="It comes with openjev: install openjev again, or do without it: --readout letters",
+    )
 
 
 def _own_projector(config: Config, rank: int) -> Path | None:
@@ -483,20 +498,22 @@ def is_verified(path: Path, pinned: PinnedFile, *, always_hash: bool = False) ->
 
 def digest(model: Model, config: Config) -> str:
     """The SHA-256 of the model's file; for a `--model` file taken now and remembered in the cache folder."""
-    if model.sha256 is not None:
-        return model.sha256
+    return model.sha256 if model.sha256 is not None else _remembered_digest(model.path, config)
+
+
+def _remembered_digest(path: Path, config: Config) -> str:
     import hashlib
 
-    # The folder of a user's own file is not ours to write into.
-    name = hashlib.sha256(os.fsencode(model.path.resolve())).hexdigest()[:32]
+    # The folder of a user's own file is not ours to write into, nor that of this package.
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
     memory = config.models_dir / "seen" / name
-    remembered, now = _read_stamp(memory), _stamp_of(model.path)
-    if now.items() <= remembered.items() and isinstance(remembered.get("sha256"), str):
-        return str(remembered["sha256"])
     try:
-        sha256 = wheels.sha256_of(model.path)
+        remembered, now = _read_stamp(memory), _stamp_of(path)
+        if now.items() <= remembered.items() and isinstance(remembered.get("sha256"), str):
+            return str(remembered["sha256"])
+        sha256 = wheels.sha256_of(path)
     except OSError as exc:
-        raise wheels.disk_error(exc, model.path) from exc
+        raise wheels.disk_error(exc, path) from exc
     with suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
         _write_stamp(memory, {"sha256": sha256, **now})

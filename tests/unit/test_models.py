@@ -127,6 +127,51 @@ def test_the_notice_of_tiny_is_given_until_it_was_shown(tmp_path: Path) -> None:
     assert models.resolve(settings).notice is None
 
 
+def with_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) -> Path:
+    """Give `tiny` an adapter that should hold CONTENT; returns where it lies."""
+    path = tmp_path / "some-words.gguf"
+    path.write_bytes(content)
+    tiny = models.PROFILES["tiny"]
+    readout = models.Readout("words", 0.0, models.Adapter(str(path), PINNED.sha256))
+    monkeypatch.setitem(models.PROFILES, "tiny", tiny._replace(readout=readout))
+    put_as_if_verified(models.path_of(tiny, loaded(tmp_path)), tiny.weights)
+    return path
+
+
+def test_the_adapter_of_a_profile_is_named_with_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_adapter(monkeypatch, tmp_path, CONTENT)
+    model = models.resolve(loaded(tmp_path))
+    assert model.name == "SmolLM2-135M-Instruct-Q4_1+some-words"
+    assert models.resolve(loaded(tmp_path, readout="letters")).name == "SmolLM2-135M-Instruct-Q4_1"
+
+
+def test_an_adapter_that_is_not_the_pinned_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = with_adapter(monkeypatch, tmp_path, CONTENT)
+    models.resolve(loaded(tmp_path))
+    path.write_bytes(CONTENT[::-1])
+    with pytest.raises(errors.ModelError) as caught:
+        models.resolve(loaded(tmp_path))
+    assert caught.value.message == f"{path} is damaged or another file: its SHA-256 is not {PINNED.sha256}"
+    path.unlink()
+    with pytest.raises(errors.ModelError) as caught:
+        models.resolve(loaded(tmp_path))
+    assert caught.value.message == f"{path} is not there"
+    assert "--readout letters" in caught.value.next_step
+    assert models.resolve(loaded(tmp_path, readout="letters")).readout == models.LETTERS
+
+
+def test_every_shipped_adapter_is_the_pinned_one() -> None:
+    shipped = [one.readout.adapter for one in models.PROFILES.values() if one.readout.adapter]
+    assert {one.path: wheels.sha256_of(one.path) for one in shipped} == {
+        one.path: one.sha256 for one in shipped
+    }
+    assert all(one.path.stat().st_size < 12_000_000 for one in shipped)
+
+
 @pytest.mark.parametrize("name", ["fast", "balanced", "quality", "max"])
 def test_a_missing_profile_says_which_file_to_put_where(name: str, tmp_path: Path) -> None:
     settings = loaded(tmp_path, profile=name)
