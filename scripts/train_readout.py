@@ -79,13 +79,13 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=0, help="of torch; 0: its own choice")
     chosen = parser.parse_args(words)
     if chosen.rows is None or chosen.work is None or chosen.model is None:
-        from openjev_cli import config, models
+        from openjev_cli import config, models, profiles
 
         settings = config.load_from_process({})
         folder = settings.cache_dir / "readout"
         chosen.rows = chosen.rows or folder / "rows.npz"
         chosen.work = chosen.work or folder / f"seed-{chosen.seed}"
-        chosen.model = chosen.model or models.path_of(models.profile("tiny"), settings)
+        chosen.model = chosen.model or models.path_of(profiles.named("tiny"), settings)
     return chosen
 
 

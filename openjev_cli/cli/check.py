@@ -170,12 +170,12 @@ def _check_one(
 
 def _with_profile(settings: config.Config, profile: str | None) -> config.Config:
     """Return the settings with the profile that a lock or a set names, unless the call itself names a model."""
-    from openjev_cli import models
+    from openjev_cli import profiles
 
     flags = [key for key in ("profile", "model", "connect") if settings.sources[key].kind == "flag"]
     if profile is None or flags:
         return settings
-    models.profile(profile)
+    profiles.named(profile)
     return replace(settings, profile=profile, model=None, mmproj=None)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from openjev_cli import config, errors, models, output
+from openjev_cli import config, errors, models, output, profiles
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List, fetch, check and remove model files."
@@ -71,8 +71,8 @@ def _memory(found: models.Installed) -> str:
 def path(profile: _Name, quant: _Quant = None) -> None:
     """Print where a profile's weights are; an error if they are not there."""
     loaded = _load()
-    wanted = models.profile(profile)
-    pinned = models.in_use(wanted, loaded) if quant is None else models.weights_of(wanted, quant)
+    wanted = profiles.named(profile)
+    pinned = models.in_use(wanted, loaded) if quant is None else profiles.weights_of(wanted, quant)
     if not models.path_of(wanted, loaded, pinned).is_file():
         raise models.missing_files_error(wanted, loaded, pinned)
     output.line(str(models.path_of(wanted, loaded, pinned)))
@@ -83,7 +83,7 @@ def verify(profile: _NameOrAll = None) -> None:
     """Hash the files that are here and compare each with its pinned SHA-256."""
     loaded = _load()
     if profile is not None:
-        wanted = [models.profile(profile)]
+        wanted = [profiles.named(profile)]
     else:
         wanted = [found.profile for found in models.installed(loaded) if found.path.is_file()]
     if not wanted:
@@ -107,7 +107,7 @@ def pull(
     A token for files that want one is taken from HF_TOKEN (or MODELSCOPE_API_TOKEN); proxy variables count.
     """
     loaded = _load(model_source=source)
-    wanted = models.profile(profile)
+    wanted = profiles.named(profile)
     console = output.Progress(quiet=quiet or loaded.quiet)
     try:
         paths = models.pull(
@@ -131,7 +131,7 @@ def pull(
 def rm(profile: _Name, quant: _Quant = None) -> None:
     """Delete a profile's files, also what a stopped fetch has left."""
     loaded = _load()
-    wanted = models.profile(profile)
+    wanted = profiles.named(profile)
     removed = models.remove(wanted, loaded, quant)
     if not removed:
         raise errors.ModelError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import models
+from openjev_cli import profiles
 from tests.conftest import Command
 
 ASK = ("ask", "--text", "x", "-Q", "Is it?")
@@ -72,7 +72,7 @@ def test_a_small_model_is_not_refused(with_a_program: Command, tmp_path: Path) -
 
 
 def installed(tmp_path: Path, name: str) -> Path:
-    wanted = models.PROFILES[name].weights
+    wanted = profiles.PROFILES[name].weights
     folder = tmp_path / "home" / ".cache" / "openjev" / "models" / name
     path = sparse_model(folder / wanted.name, wanted.size_bytes)
     now = path.stat()

