@@ -40,8 +40,10 @@ team: Which team should handle this? [billing: Payments and refunds | technical:
 urgency: How urgent is it? [Routine < This week < Today < Blocked right now]
 spam: Is it spam?
 """
-# P(yes) of `refund` and P(billing), measured with the pinned weights on x86-64 (AVX-512, no AMX).
-_EXPECTED: dict[str, dict[str, float]] = {"tiny": {"refund": 0.352, "team": 0.206}}
+# P(yes) of `refund` and P(billing) by what answers, measured with the pinned files on x86-64.
+_EXPECTED: dict[str, dict[str, float]] = {
+    "SmolLM2-135M-Instruct-Q4_1": {"refund": 0.352, "team": 0.206},
+}
 # As between two backends in an answer set (DESIGN section 8): kernels round differently.
 _TOLERANCE = 0.05
 # One request's questions against each alone: the settings of the engine make them the same sums.
@@ -294,6 +296,8 @@ def _answers(
 ) -> Iterator[Finding]:
     asked = questions.load([questions.Source("doctor", _QUESTIONS.encode())])
     judged = state.from_text(_STATE)
+    # What is expected was measured so, whatever the user made of the probabilities since.
+    settings = replace(settings, calibration="off", prior=None)
     try:
         with decide.Session(settings, environ, report) as session:
             first, first_s = _timed(session, judged, asked)
@@ -323,8 +327,7 @@ def _known_question(decision: answers.Decision) -> Finding:
     p = _p(decision)
     seen = {"refund": p["refund"]["yes"], "team": p["team"]["billing"]}
     shown = ", ".join(f"P({name}) = {value:.3f}" for name, value in seen.items())
-    profile = next((each for each in profiles.PROFILES.values() if each.title == decision.model), None)
-    expected = _EXPECTED.get(profile.name) if profile else None
+    expected = _EXPECTED.get(decision.model)
     if expected is not None:
         off = max(abs(seen[name] - expected[name]) for name in expected)
         told = f"{decision.model}: {shown}, off by {off:.4f} at most"
@@ -333,6 +336,7 @@ def _known_question(decision: answers.Decision) -> Finding:
         wanted = ", ".join(f"{value:.3f}" for value in expected.values())
         mend = "openjev models verify; scripts/build-llama.sh"
         return Finding("known question", "problem", f"{told}: {wanted} was expected", mend)
+    profile = next((each for each in profiles.PROFILES.values() if each.title == decision.model), None)
     if profile is None:
         return Finding("known question", "ok", f"{decision.model}: {shown} (no expectation for this model)")
     if seen["refund"] > 0.5 and seen["team"] > 0.5:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import answers, config, doctor, timing
+from openjev_cli import answers, config, decide, doctor, errors, timing
 from openjev_cli.doctor import Finding
 
 
@@ -36,6 +36,22 @@ def test_a_known_question_is_judged_by_what_the_model_should_say(
 ) -> None:
     found = doctor._known_question(decided)
     assert (found.level, says in found.what, bool(found.next_step)) == (level, True, level == "problem")
+
+
+def test_the_known_question_is_asked_as_it_was_measured_whatever_is_calibrated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked_with = []
+
+    class Session(decide.Session):
+        def __init__(self, settings: config.Config, *_: object) -> None:
+            asked_with.append((settings.calibration, settings.prior))
+            raise errors.ServerError("none here", next_step="start one")
+
+    monkeypatch.setattr(decide, "Session", Session)
+    calibrated = config.load({"calibration": "mine.json", "prior": "0.5"}, env={}, cwd=tmp_path)
+    assert [one.level for one in doctor._answers(calibrated, {}, print)] == ["problem"]
+    assert asked_with == [("off", None)]
 
 
 def test_times_tell_a_start_from_a_server_that_was_up() -> None:
