@@ -3,13 +3,14 @@
 
     .venv/bin/python scripts/evaluate.py --data DIR [--split seen|unseen|other|all] [--limit 200]
         [-p PROFILE | --model FILE | --connect URL] [--readout letters|words] [--set KEY=VALUE]
-        [--shuffles 5] [--output benchmarks/readout/NAME.json] [--answers rows.jsonl]
+        [--shuffles 5] [--rewordings 5] [--output benchmarks/readout/NAME.json] [--answers rows.jsonl]
 
 Rows are JSON lines (also .gz): id, state, question (as on the wire), label; the file's name is the task. They go
 through the same code as `openjev ask`, several at once. --split follows scripts/readout_data.py: `seen` are the
 test rows of the tasks the readout was trained on, `unseen` whole tasks that were held out, `other` all others.
 --shuffles asks every choice again with its options in so many other orders: how often does the answer change?
-With letters it is also asked once with other letters. Beside each accuracy stand chance and the majority answer.
+With letters it is also asked once with other letters. --rewordings asks every question again in so many other
+wordings that say the same (see REWORDINGS). Beside each accuracy stand chance and the majority answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,20 @@ PARTS = {
 _SHOWN = {"test": "seen", "unseen": "unseen", "unused": "other"}
 
 
+# Ways to put a question that do not change what is asked; any question can be put so.
+REWORDINGS: tuple[Callable[[str], str], ...] = (
+    lambda text: f"Please answer this: {text}",
+    lambda text: text.rstrip("?.: "),
+    lambda text: f"{text} Go by what is said above.",
+    lambda text: text.lower(),
+    lambda text: f"About the above: {text}",
+)
+
+
 @dataclass(frozen=True)
 class Item:
-    """A row to ask. orders: the orders its options are shown in, the written one first."""
+    """A row to ask. orders: the orders its options are shown in, the written one first. rewordings: in how many
+    other wordings it is asked."""
 
     id: str
     task: str
@@ -67,6 +79,7 @@ class Item:
     asked: request.Request
     gold: int
     orders: tuple[tuple[int, ...], ...]
+    rewordings: int = 0
 
 
 class Relabelled(decide.Session):
@@ -77,7 +90,9 @@ class Relabelled(decide.Session):
         return first and labels.take(facts.labels, 2 * len(first))[len(first) :]
 
 
-def choose(folder: Path, parts: Sequence[str], tasks: Sequence[str], limit: int, shuffles: int) -> list[Item]:
+def choose(
+    folder: Path, parts: Sequence[str], tasks: Sequence[str], limit: int, shuffles: int, rewordings: int = 0
+) -> list[Item]:
     """Return the rows to ask: of each task the same `limit` rows in every run, whatever their order in the
     file. 0: all."""
     found: list[Item] = []
@@ -98,7 +113,7 @@ def choose(folder: Path, parts: Sequence[str], tasks: Sequence[str], limit: int,
             asked = data.question_of(row)
             gold = data.gold_of(row, asked.questions[0])
             orders = orders_of(asked.questions[0], shuffles, random.Random(number))
-            found.append(Item(str(row["id"]), task, _SHOWN[part], asked, gold, orders))
+            found.append(Item(str(row["id"]), task, _SHOWN[part], asked, gold, orders, rewordings))
     return found
 
 
@@ -139,15 +154,24 @@ def distribution(answer: answers.Answer, order: Sequence[int]) -> tuple[float, .
     return tuple(found)
 
 
-def ask(session: decide.Session, item: Item) -> list[tuple[float, ...]] | str:
-    """Return the distribution for every order of a row, or why it cannot be answered."""
+def ask(session: decide.Session, item: Item) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]] | str:
+    """Return the distributions for every order of a row and for every other wording, or why it cannot be
+    answered."""
     (question,) = item.asked.questions
-    asked = tuple(reordered(question, order, f"q{at}") for at, order in enumerate(item.orders))
+    asked = [reordered(question, order, f"q{at}") for at, order in enumerate(item.orders)]
+    asked += [
+        replace(question, id=f"w{at}", text=reword(question.text))
+        for at, reword in enumerate(REWORDINGS[: item.rewordings])
+    ]
+    orders = (*item.orders, *(item.orders[:1] * item.rewordings))
     try:
-        decision = session.decide(request.Request(item.asked.state, asked), Stages(time.perf_counter()))
+        decision = session.decide(
+            request.Request(item.asked.state, tuple(asked)), Stages(time.perf_counter())
+        )
     except errors.InputError as exc:
         return exc.message
-    return [distribution(answer, order) for answer, order in zip(decision.answers, item.orders, strict=True)]
+    found = [distribution(answer, order) for answer, order in zip(decision.answers, orders, strict=True)]
+    return found[: len(item.orders)], found[len(item.orders) :]
 
 
 def measured(
@@ -155,32 +179,31 @@ def measured(
 ) -> Iterator[numbers.Asked | str]:
     """Give what was answered to each row, in order, or why it was not."""
 
-    def work(item: Item) -> tuple[list[tuple[float, ...]] | str, list[tuple[float, ...]] | str]:
+    def work(item: Item) -> numbers.Asked | str:
         answered = ask(session, item)
-        again: list[tuple[float, ...]] | str = ""
-        if relabelled is not None and not isinstance(answered, str):
-            again = ask(relabelled, replace(item, orders=item.orders[:1]))
-        return answered, again
-
-    widest = max(len(item.orders) for item in items)
-    results = pool.Pool(items, work, workers=session.workers(widest))
-    for item, (answered, again) in zip(items, results, strict=True):
         if isinstance(answered, str):
-            yield f"{item.id}: {answered}"
-            continue
+            return f"{item.id}: {answered}"
+        (written, *others), reworded = answered
+        first = metrics.winner(written)
+        other_letters = None
+        if relabelled is not None:
+            again = ask(relabelled, replace(item, orders=item.orders[:1], rewordings=0))
+            other_letters = None if isinstance(again, str) else metrics.winner(again[0][0]) != first
         (question,) = item.asked.questions
-        first = metrics.winner(answered[0])
-        changed = sum(metrics.winner(other) != first for other in answered[1:])
-        yield numbers.Asked(
+        return numbers.Asked(
             item.task,
             item.part,
             type(question).__name__.lower(),
             tuple(name for name, _ in prompt.options_of(question)),
             item.gold,
-            answered[0],
-            (changed, len(answered) - 1),
-            None if isinstance(again, str) else metrics.winner(again[0]) != first,
+            written,
+            (sum(metrics.winner(other) != first for other in others), len(others)),
+            (sum(metrics.winner(other) != first for other in reworded), len(reworded)),
+            other_letters,
         )
+
+    widest = max(len(item.orders) + item.rewordings for item in items)
+    yield from pool.Pool(items, work, workers=session.workers(widest))
 
 
 def label_counts(folder: Path, tasks: set[str]) -> dict[str, numbers.Labels]:
@@ -212,6 +235,14 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--prior", help="share of what is said without the state that is taken off")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting; may repeat")
     add("--shuffles", type=int, default=0, metavar="N", help="other orders of the options")
+    add(
+        "--rewordings",
+        type=int,
+        default=0,
+        metavar="N",
+        choices=range(len(REWORDINGS) + 1),
+        help=f"other wordings of the question, at most {len(REWORDINGS)}",
+    )
     add("--output", type=Path, help="write the receipt here")
     add("--answers", type=Path, help="write every row's probabilities here, JSON lines")
     chosen = parser.parse_args(words)
@@ -234,7 +265,7 @@ def settings_of(args: argparse.Namespace) -> config.Config:
 
 def run(args: argparse.Namespace) -> JSON:
     """Ask everything; return the receipt."""
-    items = choose(args.data, PARTS[args.split], args.task, args.limit, args.shuffles)
+    items = choose(args.data, PARTS[args.split], args.task, args.limit, args.shuffles, args.rewordings)
     if not items:
         raise SystemExit("no rows to ask")
     settings = settings_of(args)
@@ -268,6 +299,7 @@ def run(args: argparse.Namespace) -> JSON:
             "split": args.split,
             "limit": args.limit,
             "shuffles": args.shuffles,
+            "rewordings": args.rewordings,
             "readout": readout.kind,
             "prior": readout.prior,
             "settings": list(args.set),

@@ -18,8 +18,8 @@ FEW = 10
 @dataclass(frozen=True)
 class Asked:
     """A labelled row that was answered. names: of its options; gold: which is right. changed: how often
-    another order of the options gave another answer, of how many orders; relabelled: whether other letters
-    did."""
+    another order of the options gave another answer, of how many orders; reworded: the same of other wordings
+    of the question; relabelled: whether other letters did."""
 
     task: str
     part: str
@@ -28,6 +28,7 @@ class Asked:
     gold: int
     probabilities: tuple[float, ...]
     changed: tuple[int, int] = (0, 0)
+    reworded: tuple[int, int] = (0, 0)
     relabelled: bool | None = None
 
 
@@ -85,16 +86,20 @@ def summary(rows: Sequence[Asked], labels: Labels) -> JSON:
 
 
 def sensitivity(rows: Sequence[Asked]) -> JSON:
-    """Return how often answers depend on the order of the options, and on their letters; {} if not asked."""
+    """Return how often answers depend on the order of the options, on the wording of the question, and on the
+    letters; {} if not asked."""
     found: JSON = {}
-    shuffled = [row for row in rows if row.changed[1]]
-    if shuffled:
-        orders = sum(row.changed[1] for row in shuffled)
-        found["order"] = {
-            "rows": len(shuffled),
-            "changed": _rounded(sum(row.changed[0] for row in shuffled) / orders),
-            "rows_with_any_change": _rounded(_mean(float(row.changed[0] > 0) for row in shuffled)),
-        }
+    for name, counts in (
+        ("order", [row.changed for row in rows]),
+        ("wording", [row.reworded for row in rows]),
+    ):
+        again = [(changed, asked) for changed, asked in counts if asked]
+        if again:
+            found[name] = {
+                "rows": len(again),
+                "changed": _rounded(sum(changed for changed, _ in again) / sum(asked for _, asked in again)),
+                "rows_with_any_change": _rounded(_mean(float(changed > 0) for changed, _ in again)),
+            }
     relabelled = [row for row in rows if row.relabelled is not None]
     if relabelled:
         found["letters"] = {
@@ -150,7 +155,9 @@ def average(tasks: Sequence[JSON], rows: Sequence[Asked]) -> JSON:
 
 def lines(found: JSON) -> list[str]:
     """Return the report as lines for a terminal."""
-    head = f"{'':26}{'rows':>6}{'accuracy':>10}{'95 %':>16}{'chance':>8}{'major.':>8}{'nll':>8}{'ece':>7}{'flips':>7}"
+    columns = (("rows", 6), ("accuracy", 10), ("95 %", 16), ("chance", 8), ("major.", 8), ("nll", 8))
+    columns += (("ece", 7), ("order", 7), ("words", 7))
+    head = " " * 26 + "".join(f"{name:>{width}}" for name, width in columns)
     shown = [head]
     for part, mean in found["parts"].items():
         for task, one in found["tasks"].items():
@@ -162,11 +169,11 @@ def lines(found: JSON) -> list[str]:
 
 def _line(name: str, one: JSON) -> str:
     low, high = one["interval_95"]
-    flips = one.get("order")
+    flips = [f"{one[name]['changed']:>7.3f}" if name in one else f"{'':7}" for name in ("order", "wording")]
     return (
         f"{name:26.26}{one['rows']:>6}{one['accuracy']:>10.3f}{f'{low:.3f}-{high:.3f}':>16}"
         f"{one['chance']:>8.3f}{one['majority']:>8.3f}{one['nll']:>8.3f}{one['ece']:>7.3f}"
-        + (f"{flips['changed']:>7.3f}" if flips else "")
+        + "".join(flips).rstrip()
     )
 
 

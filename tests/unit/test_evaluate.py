@@ -90,6 +90,13 @@ def test_order_sensitivity_counts_orders_and_rows() -> None:
     assert numbers.sensitivity(rows[2:]) == {}
 
 
+def test_wording_sensitivity_is_counted_like_that_to_order() -> None:
+    row = numbers.Asked("t", "seen", "noul", ("yes", "no"), 0, (0.9, 0.1), reworded=(2, 5))
+    assert numbers.sensitivity([row]) == {"wording": {"rows": 1, "changed": 0.4, "rows_with_any_change": 1.0}}
+    assert evaluate.REWORDINGS[1]("Is it spam?") == "Is it spam"
+    assert len({reword("Is It spam?") for reword in evaluate.REWORDINGS} | {"Is It spam?"}) == 6
+
+
 def test_the_baseline_sees_words_pairs_and_overlap() -> None:
     case = baseline_tfidf.case_of(
         {
