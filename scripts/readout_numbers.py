@@ -155,9 +155,9 @@ def average(tasks: Sequence[JSON], rows: Sequence[Asked]) -> JSON:
 
 def lines(found: JSON) -> list[str]:
     """Return the report as lines for a terminal."""
-    columns = (("rows", 6), ("accuracy", 10), ("95 %", 16), ("chance", 8), ("major.", 8), ("nll", 8))
-    columns += (("ece", 7), ("order", 7), ("words", 7))
-    head = " " * 26 + "".join(f"{name:>{width}}" for name, width in columns)
+    widths = {"rows": 6, "accuracy": 10, "95 %": 16, "chance": 8, "major.": 8, "nll": 8}
+    widths |= {"ece": 7, "order": 7, "words": 7}
+    head = " " * 26 + "".join(f"{name:>{width}}" for name, width in widths.items())
     shown = [head]
     for part, mean in found["parts"].items():
         for task, one in found["tasks"].items():
