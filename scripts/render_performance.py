@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,7 @@ class Words:
     others: str
     run: str
     pairs: str
+    pairs_of: str
     missed: str
     none_missed: str
     where: str
@@ -103,8 +105,9 @@ WORDS = {
         head="| row | before | primed-stock | after | native | tokens read by after | ratio | ideal | goal | met |",
         run="{model} on {cpu} ({cores} cores, {features}), {trials} trials, {minutes} minutes, {began}."
         " Medians of wall-clock milliseconds; ratio = after / before.",
-        pairs="{questions} answers were compared pair by pair with `before`: {flipped} decisions differ,"
-        " the largest difference of a probability is {largest:.1e}.",
+        pairs="Answers compared pair by pair with those of `before` (of the 64 states: with each asked alone), where"
+        " both read equally many tokens; the largest difference of a probability:",
+        pairs_of="`{endpoint}` {questions}, {flipped} decisions differ, {largest:.1e}",
         missed="Missed:",
         none_missed="No goal was missed.",
         where="Where the time of `after` goes, in milliseconds. `rest` is what the round trip took beyond the"
@@ -124,7 +127,9 @@ WORDS = {
         head="| 项目 | before | primed-stock | after | native | after 读取的 token | 比值 | 理想值 | 目标 | 达成 |",
         run="{model}，{cpu}（{cores} 核，{features}），{trials} 次试验，{minutes} 分钟，{began}。"
         "数值为墙钟时间中位数（毫秒）；比值 = after / before。",
-        pairs="与 `before` 逐对比较了 {questions} 个答案：{flipped} 个决策不同，概率最大差异 {largest:.1e}。",
+        pairs="与 `before` 的答案逐对比较（64 个状态：与逐个单独提问比较），仅限双方读取的 token 数相同时；"
+        "末尾为概率的最大差异：",
+        pairs_of="`{endpoint}` {questions} 个，{flipped} 个决策不同，{largest:.1e}",
         missed="未达成：",
         none_missed="所有目标均已达成。",
         where="`after` 的时间去向（毫秒）。“其余”为往返时间中引擎自身计时之外的部分：HTTP、JSON 与等待调度。",
@@ -234,16 +239,17 @@ def section(name: str, receipt: JSON, words: Words, *, has_chart: bool) -> list[
     if note := receipt.get("note", {}).get(words.language):
         lines += ["", note]
     lines += others_table(receipt, words)
-    compared = [
-        pairs
-        for row in receipt["rows"]
-        for endpoint, pairs in row.get("pairs", {}).items()
-        if pairs["questions"]
-    ]
+    compared: dict[str, list[JSON]] = defaultdict(list)
+    for row in receipt["rows"]:
+        for endpoint, pairs in row.get("pairs", {}).items():
+            if pairs["questions"]:
+                compared[endpoint].append(pairs)
     if compared:
-        totals = {key: sum(pairs[key] for pairs in compared) for key in ("questions", "flipped")}
-        largest = max(pairs["largest_difference"] for pairs in compared)
-        lines += ["", words.pairs.format(**totals, largest=largest)]
+        lines += ["", words.pairs, ""]
+    for endpoint, found in compared.items():
+        totals = {key: sum(pairs[key] for pairs in found) for key in ("questions", "flipped")}
+        largest = max(pairs["largest_difference"] for pairs in found)
+        lines.append(f"- {words.pairs_of.format(endpoint=endpoint, **totals, largest=largest)}")
     missed = numbers.failures(receipt["rows"])
     lines += ["", words.none_missed if not missed else words.missed]
     if missed:
