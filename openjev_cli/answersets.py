@@ -22,7 +22,7 @@ from openjev_cli.provenance import Provenance
 from openjev_cli.request import Request
 from openjev_cli.timing import Stages
 
-# DESIGN section 8: on the same CPU backend, and on another one.
+# On the same CPU backend, and on another one.
 TOLERANCE_SAME, TOLERANCE_OTHER = 0.01, 0.05
 # Probabilities are kept to six digits; a difference in the last of them is none.
 _DIGITS = 6

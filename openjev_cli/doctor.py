@@ -44,7 +44,7 @@ spam: Is it spam?
 _EXPECTED: dict[str, dict[str, float]] = {
     "SmolLM2-135M-Instruct-Q4_1": {"refund": 0.352, "team": 0.206},
 }
-# As between two backends in an answer set (DESIGN section 8): kernels round differently.
+# As between two backends in an answer set: kernels round differently.
 _TOLERANCE = 0.05
 # One request's questions against each alone: the settings of the engine make them the same sums.
 _SAME = 1e-5

@@ -3,7 +3,7 @@
 
     scripts/generate_images.py FOLDER
 
-The same Pillow gives the same bytes; receipts hold their hashes.
+The same Pillow gives the same bytes.
 """
 
 from __future__ import annotations

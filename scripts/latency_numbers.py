@@ -14,7 +14,7 @@ JSON = dict[str, Any]
 
 GRID_TOKENS = 512
 TOLERANCE = 1e-5
-# What a row is held against (DESIGN section 10), by the name a case gives it.
+# What a row is held against, by the name a case gives it.
 GOALS = {
     "one": "<= 1.00 + twice the A/A difference",
     "ideal": "<= 1.10 x ideal",

@@ -17,7 +17,7 @@ from openjev_cli.engine.wire import ClosedEarly, NotHttp, Wire
 
 Connect = Callable[[], socket.socket]
 
-# A call fails when the engine makes no progress for this long (DESIGN: the CLI has no fixed deadline).
+# A call fails when the engine makes no progress for this long (the command has no fixed deadline).
 STALL_S = 60.0
 # What helps when the managed server fails.
 LOGS = "look at its log: openjev server logs"

@@ -1,4 +1,4 @@
-"""The cases of the speed measurements: what DESIGN's table promises of them."""
+"""The cases of the speed measurements: what the table of goals promises of them."""
 
 from __future__ import annotations
 
