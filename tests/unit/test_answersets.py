@@ -251,6 +251,12 @@ def test_an_interrupted_or_refused_write_leaves_the_old_lock_whole(folder: Path)
     assert [one.name for one in folder.iterdir() if one.suffix == ".part"] == []
 
 
+def test_a_lock_whose_temporary_file_cannot_be_made_or_removed_is_one_clear_line(folder: Path) -> None:
+    path = folder / f"{'x' * 240}.lock.json"
+    with pytest.raises(errors.InputError, match="cannot be written: File name too long"):
+        locks.write(path, lock_of(ten_cases(folder, 1)))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -269,6 +275,58 @@ def test_a_damaged_lock_is_an_error_and_no_pass(old: str, new: str, message: str
     found.lock_path.write_text(found.lock_path.read_text().replace(old, new, 1))
     with pytest.raises(errors.InputError, match=message):
         locks.read(found.lock_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("profile", ["tiny"], "profile is no text"),
+        ("profile", 5, "profile is no text"),
+        ("producers", ["x"], "producers is no object"),
+        ("producers", None, "producers is no object"),
+        ("producers/x", "fast", "producer x is no object"),
+        ("producers/x/model", 7, "model of producer x is no text"),
+        ("producers/x/settings", {"cache": [[]]}, "settings of producer x is no text"),
+        ("cases", [], "not a lock of an answer set"),
+        ("cases/case-1/by", ["x"], "by of case-1 is no text"),
+        ("cases/case-1/state", None, "state of case-1 is no text"),
+        ("cases/case-1/answers/refund/question", 1, "case-1, refund: question is no text"),
+        ("cases/case-1/answers/refund/answer", True, "case-1, refund: answer is no text"),
+        ("cases/case-1/answers/refund/flips", "no", "case-1, refund: flips is neither true nor false"),
+        ("cases/case-1/answers/refund/p", [0.5, 0.5], "not a lock of an answer set"),
+        ("cases/case-1/answers/refund/p/yes", 10**399, r"the probability of yes is 1000+\.\.\."),
+        ("cases/case-1/answers/refund/p/yes", -(10**399), r"the probability of yes is -1000+\.\.\."),
+        ("version", "9" * 400, r"lock version 999+\.\.\."),
+    ],
+    ids=lambda value: None if isinstance(value, str) and len(value) < 50 else "value",
+)
+def test_a_lock_with_a_value_of_the_wrong_kind_is_one_clear_line(
+    path: str, value: object, message: str, folder: Path
+) -> None:
+    found = ten_cases(folder, 1)
+    locks.write(found.lock_path, lock_of(found))
+    raw = json.loads(found.lock_path.read_text())
+    (key,) = raw["producers"]
+    raw["producers"]["x"] = raw["producers"].pop(key)
+    raw["cases"]["case-1"]["by"] = "x"
+    *folders, last = path.split("/")
+    held = raw
+    for name in folders:
+        held = held[name]
+    held[last] = value
+    found.lock_path.write_text(json.dumps(raw))
+    with pytest.raises(errors.InputError, match=message) as caught:
+        locks.read(found.lock_path)
+    assert len(caught.value.message) < len(str(found.lock_path)) + 200
+    assert caught.value.next_step.endswith(f"rm {found.lock_path}; openjev record")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"version": 1, "profile": ' + '{"a": ' * 100_000])
+def test_a_lock_that_is_nested_too_deeply_is_one_clear_line(text: str, folder: Path) -> None:
+    path = folder / "set.lock.json"
+    path.write_text(text)
+    with pytest.raises(errors.InputError, match="nested too deeply"):
+        locks.read(path)
 
 
 # Checking
