@@ -39,7 +39,8 @@ class RecordedCase:
 
 @dataclass(frozen=True)
 class Lock:
-    """What was recorded. producers: provenance by key. profile: what it was asked with, None = a model file."""
+    """What was recorded. producers: provenance by key. profile: what answered, None = a model file, or a
+    server elsewhere."""
 
     profile: str | None
     producers: Mapping[str, Mapping[str, Any]]
