@@ -49,7 +49,10 @@ def check(
     mmproj: common.Mmproj = None,
     readout: common.ReadoutFlag = None,
     connect: common.ConnectTo = None,
-    format_: common.Format = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("-f", "--format", metavar="table|json|jsonl", help="Output format. Default: a table."),
+    ] = None,
     no_cache: common.NoCache = False,
     keep_alive: common.KeepAlive = None,
     quiet: common.Quiet = False,
@@ -75,6 +78,7 @@ def check(
         quiet=quiet,
         debug=debug,
     )
+    common.refuse_format_of_answers(settings)
     if tolerance is not None and not 0.0 <= tolerance <= 1.0:
         raise errors.InputError(f"--tolerance {tolerance:g}: not from 0 to 1", next_step="give 0.01, say")
     reports = []

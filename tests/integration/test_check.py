@@ -188,6 +188,19 @@ def test_a_set_is_never_asked_of_a_better_profile_that_is_installed(offline: Com
         assert b"error: the model file of profile balanced is not there: " in result.stderr
 
 
+@pytest.mark.parametrize("command", ["check", "calibrate"])
+def test_a_format_that_a_report_lacks_is_refused_before_anything_is_read(
+    command: str, offline: Command
+) -> None:
+    for name in ("tsv", "value"):
+        result = offline(command, "gone", "-f", name)
+        assert (result.stdout, result.returncode) == (b"", 2)
+        assert result.stderr.decode().splitlines() == [
+            f"error: --format {name}: a report is printed as table, json or jsonl",
+            "next: leave --format out, or give one of these",
+        ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

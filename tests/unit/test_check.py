@@ -1,4 +1,4 @@
-"""Which profile an answer set is checked with, and which one its lock names."""
+"""Which profile an answer set is checked with, which one its lock names, and what a report is printed as."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openjev_cli import answersets, config, locks, models, profiles
-from openjev_cli.cli import check
+from openjev_cli import answersets, config, errors, locks, models, profiles
+from openjev_cli.cli import calibrate, check, common
 from tests.unit.test_answersets import HERE
 from tests.unit.test_models import put_as_if_verified
 
@@ -98,3 +98,18 @@ def test_a_lock_names_the_profile_that_answered(
     used = check._with_profile(loaded(tmp_path, user, **flags), found, None)
     check._write(found, [], None, HERE, used, keeps_others=False)
     assert json.loads(found.lock_path.read_text())["profile"] == expected
+
+
+@pytest.mark.parametrize("name", ["tsv", "value"])
+def test_a_format_of_answers_is_refused_for_a_report_only_when_the_call_names_it(
+    name: str, tmp_path: Path
+) -> None:
+    common.refuse_format_of_answers(loaded(tmp_path, f"format = '{name}'", f"format = '{name}'"))
+    common.refuse_format_of_answers(loaded(tmp_path, f"format = '{name}'", format="json"))
+    for command in (
+        lambda: check.check([Path("gone")], format_=name),
+        lambda: calibrate.calibrate(Path("gone"), format_=name),
+    ):
+        with pytest.raises(errors.InputError) as caught:
+            command()
+        assert caught.value.message == f"--format {name}: a report is printed as table, json or jsonl"
