@@ -344,12 +344,15 @@ def ask(
     averaged; they say themselves what flips. Raises ServerError and ModelError; what concerns one case is in its
     result.
     """
-    turned = tuple(map(_reversed, found.questions)) if with_reversed and orders == 1 else ()
-    asked = (*found.questions, *(question for question in turned if question is not None))
+    turned: list[tuple[questions.Question, questions.Question]] = []
+    if with_reversed and orders == 1:
+        turned = [(one, of) for of in found.questions if (one := _reversed(of)) is not None]
+    asked = (*found.questions, *(one for one, _ in turned))
+    reversed_of = {one.id: of for one, of in turned}
 
     def work(case: Case) -> Result:
         try:
-            request = Request(case.state, asked, orders=orders)
+            request = Request(case.state, asked, orders=orders, reversed_of=reversed_of)
             decision = session.decide(request, Stages(time.perf_counter()))
         except (errors.InputError, errors.EngineError) as exc:
             return Result(case, error=exc)

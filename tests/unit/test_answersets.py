@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from openjev_cli import answers, answersets, errors, locks
+from openjev_cli import answers, answersets, calibration, decide, errors, locks, orders, prompt
 from openjev_cli.answersets import Result
+from openjev_cli.engine.protocol import Reading
 from openjev_cli.errors import Exit
 from openjev_cli.provenance import Provenance
+from openjev_cli.request import Request
+from openjev_cli.timing import Stages
 
 QUESTIONS = "refund: Refund?\nteam: Team? [billing | sales]\nlevel: How urgent? [low < high]\n"
 HERE = Provenance(
@@ -327,6 +330,69 @@ def test_a_lock_that_is_nested_too_deeply_is_one_clear_line(text: str, folder: P
     path.write_text(text)
     with pytest.raises(errors.InputError, match="nested too deeply"):
         locks.read(path)
+
+
+# Asking
+
+
+class Leaning:
+    """A session whose model gives each option the same score in every order, but `first` more to the first."""
+
+    def __init__(self, scores: dict[str, float], first: float = 0.0, **fits: calibration.Fit) -> None:
+        self.scores = scores
+        self.first = first
+        made_for = calibration.MadeFor("m", "a" * 64, None, "letters", "w")
+        self.calibration = calibration.Calibration("m@1", made_for, fits)  # type: ignore[arg-type]
+
+    def workers(self, n_questions: int) -> int:
+        return 1
+
+    def decide(self, request: Request, stages: Stages) -> answers.Decision:
+        readings = [
+            Reading(
+                tuple(
+                    self.scores.get(name, 0.0) + (0.0 if i else self.first)
+                    for i, (name, _) in enumerate(prompt.options_of(order.question))
+                ),
+                n_tokens=1,
+                cached=0,
+            )
+            for group in orders.expand(request.questions, request.orders)
+            for order in group
+        ]
+        typed, _, _ = decide._together(request, readings, self.calibration)
+        return answers.Decision("m", typed, answers.Usage(1, 1), stages.finish(queue_ms=0, inference_ms=0))
+
+
+def asked(folder: Path, session: Leaning, *, with_reversed: bool = True, orders: int = 1) -> Result:
+    found = ten_cases(folder, 1)
+    session_: Any = session
+    (result,) = answersets.ask(found, found.cases, session_, with_reversed=with_reversed, orders=orders)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("scores", "fits"),
+    [
+        ({"yes": 1.0, "sales": 0.5}, {"noul": calibration.Fit(prior=(1.0, -1.0))}),
+        ({"yes": 1.0, "sales": 9.0}, {"choice": calibration.Fit(positions=(3.0, -3.0))}),
+        ({"yes": 1.0, "billing": 1.0}, {"choice": calibration.Fit(prior=(1.0, -1.0))}),
+    ],
+)
+def test_a_reversed_question_is_calibrated_as_the_question_that_it_is(
+    scores: dict[str, float], fits: dict[str, calibration.Fit], folder: Path
+) -> None:
+    session = Leaning(scores, **fits)
+    once = asked(folder, session)
+    assert once.answered == asked(folder, session, with_reversed=False).answered
+    # Read in both orders and averaged, the same numbers tell the same.
+    assert once.flips == frozenset()
+    assert asked(folder, session, orders=2).flips == frozenset()
+
+
+def test_an_answer_that_turns_with_the_order_is_marked_with_a_calibration_too(folder: Path) -> None:
+    biased = Leaning({"yes": 1.0}, first=2.0, noul=calibration.Fit(temperature=2.0))
+    assert asked(folder, biased).flips == {"refund", "team"}
 
 
 # Checking
