@@ -366,11 +366,17 @@ def ask(
         flips = {
             answer.id
             for answer in straight
-            if answer.id + _REVERSED in by_id and by_id[answer.id + _REVERSED].value != answer.value
+            if answer.id + _REVERSED in by_id and _turns(answer, by_id[answer.id + _REVERSED])
         }
         return Result(case, straight, frozenset(flips))
 
     return list(Pool(cases, work, workers=session.workers(len(asked) * orders)))
+
+
+def _turns(straight: answers.Answer, turned: answers.Answer) -> bool:
+    """Return whether the reversed question has another answer. Of equals the first one counts, which says nothing."""
+    p = dict(turned.ranked)
+    return p.get(straight.value, 0.0) < max(p.values())
 
 
 def _reversed(question: questions.Question) -> questions.Question | None:

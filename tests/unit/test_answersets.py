@@ -395,6 +395,10 @@ def test_an_answer_that_turns_with_the_order_is_marked_with_a_calibration_too(fo
     assert asked(folder, biased).flips == {"refund", "team"}
 
 
+def test_options_that_are_equal_in_both_orders_are_no_flip(folder: Path) -> None:
+    assert asked(folder, Leaning({})).flips == frozenset()
+
+
 # Checking
 
 
