@@ -340,9 +340,9 @@ def ask(
 ) -> list[Result]:
     """Ask the questions of every case, concurrently; results in case order.
 
-    with_reversed: also with the options in reverse order, from the same prefix. orders: in so many orders each,
-    averaged; they say themselves what flips. Raises ServerError and ModelError; what concerns one case is in its
-    result.
+    with_reversed: say what flips, and for that ask also with the options in reverse order, from the same prefix.
+    orders: in so many orders each, averaged; they show themselves what flips. Raises ServerError and ModelError;
+    what concerns one case is in its result.
     """
     turned: list[tuple[questions.Question, questions.Question]] = []
     if with_reversed and orders == 1:
@@ -358,11 +358,11 @@ def ask(
             return Result(case, error=exc)
         by_id = {answer.id: answer for answer in decision.answers}
         straight = tuple(by_id[question.id] for question in found.questions)
+        if not with_reversed:
+            return Result(case, straight)
         if orders > 1:
             flips = {answer.id for answer in straight if answer.orders is not None and answer.orders.flips}
             return Result(case, straight, frozenset(flips))
-        if not with_reversed:
-            return Result(case, straight)
         flips = {
             answer.id
             for answer in straight

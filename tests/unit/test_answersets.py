@@ -399,6 +399,13 @@ def test_options_that_are_equal_in_both_orders_are_no_flip(folder: Path) -> None
     assert asked(folder, Leaning({})).flips == frozenset()
 
 
+@pytest.mark.parametrize("orders", [1, 2])
+def test_without_reversed_nothing_is_said_about_flips(orders: int, folder: Path) -> None:
+    biased = Leaning({}, first=2.0)
+    assert asked(folder, biased, orders=orders).flips
+    assert asked(folder, biased, with_reversed=False, orders=orders).flips is None
+
+
 # Checking
 
 
