@@ -69,7 +69,7 @@ _openjev() {
         " check:--mmproj") return ;;
         " check:--readout") return ;;
         " check:--connect") return ;;
-        " check:-f"|" check:--format") words="table json jsonl tsv value" ;;
+        " check:-f"|" check:--format") words="table json jsonl" ;;
         " check:--keep-alive") return ;;
         " record:--filter") return ;;
         " record:--orders") return ;;
@@ -87,7 +87,7 @@ _openjev() {
         " calibrate:--mmproj") return ;;
         " calibrate:--readout") return ;;
         " calibrate:--connect") return ;;
-        " calibrate:-f"|" calibrate:--format") words="table json jsonl tsv value" ;;
+        " calibrate:-f"|" calibrate:--format") words="table json jsonl" ;;
         " calibrate:--keep-alive") return ;;
         " serve:--host") return ;;
         " serve:--port") return ;;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from openjev_cli import answersets, errors, output
@@ -133,7 +135,8 @@ def _attribute(text: str) -> str:
 
 def write_junit(path: Path, reports: Sequence[answersets.Report]) -> None:
     """Write the XML in one step. Raises InputError when the file cannot be written."""
-    partial = path.with_name(f".{path.name}.part")
+    # Not with_name, which refuses the path of a folder such as `.`.
+    partial = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
         partial.write_text(junit(reports), encoding="utf-8")
         partial.replace(path)
@@ -141,6 +144,9 @@ def write_junit(path: Path, reports: Sequence[answersets.Report]) -> None:
         raise errors.InputError(
             f"--junit {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
         ) from exc
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------- GitHub Actions

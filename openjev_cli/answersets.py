@@ -340,34 +340,43 @@ def ask(
 ) -> list[Result]:
     """Ask the questions of every case, concurrently; results in case order.
 
-    with_reversed: also with the options in reverse order, from the same prefix. orders: in so many orders each,
-    averaged; they say themselves what flips. Raises ServerError and ModelError; what concerns one case is in its
-    result.
+    with_reversed: say what flips, and for that ask also with the options in reverse order, from the same prefix.
+    orders: in so many orders each, averaged; they show themselves what flips. Raises ServerError and ModelError;
+    what concerns one case is in its result.
     """
-    turned = tuple(map(_reversed, found.questions)) if with_reversed and orders == 1 else ()
-    asked = (*found.questions, *(question for question in turned if question is not None))
+    turned: list[tuple[questions.Question, questions.Question]] = []
+    if with_reversed and orders == 1:
+        turned = [(one, of) for of in found.questions if (one := _reversed(of)) is not None]
+    asked = (*found.questions, *(one for one, _ in turned))
+    reversed_of = {one.id: of for one, of in turned}
 
     def work(case: Case) -> Result:
         try:
-            request = Request(case.state, asked, orders=orders)
+            request = Request(case.state, asked, orders=orders, reversed_of=reversed_of)
             decision = session.decide(request, Stages(time.perf_counter()))
         except (errors.InputError, errors.EngineError) as exc:
             return Result(case, error=exc)
         by_id = {answer.id: answer for answer in decision.answers}
         straight = tuple(by_id[question.id] for question in found.questions)
+        if not with_reversed:
+            return Result(case, straight)
         if orders > 1:
             flips = {answer.id for answer in straight if answer.orders is not None and answer.orders.flips}
             return Result(case, straight, frozenset(flips))
-        if not with_reversed:
-            return Result(case, straight)
         flips = {
             answer.id
             for answer in straight
-            if answer.id + _REVERSED in by_id and by_id[answer.id + _REVERSED].value != answer.value
+            if answer.id + _REVERSED in by_id and _turns(answer, by_id[answer.id + _REVERSED])
         }
         return Result(case, straight, frozenset(flips))
 
     return list(Pool(cases, work, workers=session.workers(len(asked) * orders)))
+
+
+def _turns(straight: answers.Answer, turned: answers.Answer) -> bool:
+    """Return whether the reversed question has another answer. Of equals the first one counts, which says nothing."""
+    p = dict(turned.ranked)
+    return p.get(straight.value, 0.0) < max(p.values())
 
 
 def _reversed(question: questions.Question) -> questions.Question | None:

@@ -624,9 +624,13 @@ def _together(
     for question, group in zip(request.questions, groups, strict=True):
         read = [next(rest) for _ in group]
         given: list[Sequence[float]] = [one.scores for one in read]
-        fit = applied.fit_of(question) if applied is not None else None
+        written = request.reversed_of.get(question.id)
+        fit = applied.fit_of(written or question) if applied is not None else None
         if fit is not None:
-            given = [fit.adjust(one, order.places) for one, order in zip(given, group, strict=True)]
+            places = [order.places for order in group]
+            if written is not None:
+                places = [tuple(len(each) - 1 - place for place in each) for each in places]
+            given = [fit.adjust(one, each) for one, each in zip(given, places, strict=True)]
         found = orders.combine(question, group, given)
         typed.append(answers.answer(question, labels.probabilities(found.scores), found.orders))
         scores.append(found.scores)

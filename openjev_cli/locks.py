@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ class RecordedCase:
 
 @dataclass(frozen=True)
 class Lock:
-    """What was recorded. producers: provenance by key. profile: what it was asked with, None = a model file."""
+    """What was recorded. producers: provenance by key. profile: what answered, None = a model file, or a
+    server elsewhere."""
 
     profile: str | None
     producers: Mapping[str, Mapping[str, Any]]
@@ -50,13 +52,15 @@ def read(path: Path) -> Lock | None:
     if not path.exists():
         return None
     text = reading.decode(reading.read_file(path), name=str(path))
-    next_step = f"Restore it from version control, or write it anew: openjev record (lock: {path})"
+    anew = f"remove it and record the whole set again: rm {path}; openjev record"
+    next_step = f"Restore it from version control, or {anew}"
     try:
         raw = json.loads(text)
         if raw["version"] != LOCK_VERSION:
+            version = reading.shorten(str(raw["version"]))
             raise errors.InputError(
-                f"{path}: written by another version of openjev (lock version {raw['version']})",
-                next_step="record the set again with this version: openjev record",
+                f"{path}: written by another version of openjev (lock version {version})",
+                next_step=f"With this version, {anew}",
             )
         cases = {
             id: RecordedCase(
@@ -67,23 +71,51 @@ def read(path: Path) -> Lock | None:
             for id, held in raw["cases"].items()
         }
         lock = Lock(raw["profile"], raw["producers"], cases)
-        if any(case.by not in lock.producers for case in cases.values()):
-            raise errors.InputError(f"{path}: a case names a producer that is not there", next_step=next_step)
-        _check_numbers(path, lock, next_step)
+        _check(lock)
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise errors.InputError(f"{path}: not a lock of an answer set ({exc})", next_step=next_step) from exc
+        why = reading.shorten(str(exc), 200)
+        raise errors.InputError(f"{path}: not a lock of an answer set ({why})", next_step=next_step) from exc
+    except RecursionError as exc:
+        raise errors.InputError(f"{path}: nested too deeply", next_step=next_step) from exc
     return lock
 
 
-def _check_numbers(path: Path, lock: Lock, next_step: str) -> None:
+def _check(lock: Lock) -> None:
+    """Raise ValueError or TypeError for what no lock holds: whoever uses one does not look again."""
+    if lock.profile is not None:
+        _check_text(lock.profile, "profile")
+    if not isinstance(lock.producers, dict):
+        raise TypeError("producers is no object")
+    for key, producer in lock.producers.items():
+        if not isinstance(producer, dict):
+            raise TypeError(f"producer {key} is no object")
+        for name, value in producer.items():
+            for one in value.values() if isinstance(value, dict) else (value,):
+                if one is not None:
+                    _check_text(one, f"{name} of producer {key}")
     for id, case in lock.cases.items():
+        _check_text(case.by, f"by of {id}")
+        if case.by not in lock.producers:
+            raise ValueError(f"{id}: a case names a producer that is not there")
+        _check_text(case.state, f"state of {id}")
         for name, one in case.answers.items():
-            for option, p in one.p.items():
-                if isinstance(p, bool) or not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
-                    raise errors.InputError(
-                        f"{path}: {id}, {name}: the probability of {reading.shorten(option)} is {p!r}",
-                        next_step=next_step,
-                    )
+            _check_answer(one, f"{id}, {name}")
+
+
+def _check_answer(one: Recorded, where: str) -> None:
+    _check_text(one.question, f"{where}: question")
+    _check_text(one.answer, f"{where}: answer")
+    if one.flips not in (None, True, False):
+        raise ValueError(f"{where}: flips is neither true nor false")
+    for option, p in one.p.items():
+        if isinstance(p, bool) or not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
+            is_ = reading.shorten(repr(p))
+            raise ValueError(f"{where}: the probability of {reading.shorten(option)} is {is_}")
+
+
+def _check_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is no text")
 
 
 def write(path: Path, lock: Lock) -> None:
@@ -121,7 +153,8 @@ def write(path: Path, lock: Lock) -> None:
             f"{path}: cannot be written: {exc.strerror}", next_step="Make the file and its folder writable."
         ) from exc
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _rows(values: Mapping[str, object]) -> list[str]:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from openjev_cli import errors, images, questions, reading
 from openjev_cli import state as states
+from openjev_cli.questions import Question
 
 
 @dataclass(frozen=True)
 class Request:
     """A state and its questions. model: the name the body asked for, or None. orders: in how many orders of
-    its options each question is read, at most."""
+    its options each question is read, at most. reversed_of: by id, which question another one is with its options in
+    reverse order: it is calibrated as that one."""
 
     state: states.State
-    questions: tuple[questions.Question, ...]
+    questions: tuple[Question, ...]
     model: str | None = None
     orders: int = 1
+    reversed_of: Mapping[str, Question] = field(default_factory=dict)
 
 
 class RequestError(errors.InputError):

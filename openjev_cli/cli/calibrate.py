@@ -46,7 +46,10 @@ def calibrate(
     format_: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", metavar="table|json", help="Output. Default: a table on a terminal, else JSON."
+            "-f",
+            "--format",
+            metavar="table|json|jsonl",
+            help="Output. Default: a table on a terminal, else JSON.",
         ),
     ] = None,
     no_cache: common.NoCache = False,
@@ -73,6 +76,7 @@ def calibrate(
         quiet=quiet,
         debug=debug,
     )
+    common.refuse_format_of_answers(settings)
     if settings.connect is not None:
         raise errors.InputError(
             "a calibration belongs to a model file, and --connect does not say which one answers",

@@ -49,7 +49,10 @@ def check(
     mmproj: common.Mmproj = None,
     readout: common.ReadoutFlag = None,
     connect: common.ConnectTo = None,
-    format_: common.Format = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("-f", "--format", metavar="table|json|jsonl", help="Output format. Default: a table."),
+    ] = None,
     no_cache: common.NoCache = False,
     keep_alive: common.KeepAlive = None,
     quiet: common.Quiet = False,
@@ -75,6 +78,7 @@ def check(
         quiet=quiet,
         debug=debug,
     )
+    common.refuse_format_of_answers(settings)
     if tolerance is not None and not 0.0 <= tolerance <= 1.0:
         raise errors.InputError(f"--tolerance {tolerance:g}: not from 0 to 1", next_step="give 0.01, say")
     reports = []
@@ -128,8 +132,9 @@ def record(
     for path in files:
         found = answersets.read_set(path, compact=settings.compact_json)
         chosen = answersets.select(found, filters or [])
-        used = _with_profile(settings, found.profile)
         before = locks.read(found.lock_path)
+        # The rest of a lock stays what its profile has answered.
+        used = _with_profile(settings, found, before if filters else None)
         with _session(used) as session:
             results = answersets.ask(found, chosen, session, with_reversed=with_reversed, orders=orders)
             _refuse_errors(results)
@@ -155,7 +160,7 @@ def _check_one(
     found = answersets.read_set(path, compact=settings.compact_json)
     chosen = answersets.select(found, filters)
     lock = locks.read(found.lock_path)
-    used = _with_profile(settings, (lock.profile if lock is not None else None) or found.profile)
+    used = _with_profile(settings, found, lock)
     with _session(used) as session:
         results = answersets.ask(found, chosen, session, with_reversed=with_reversed, orders=orders)
         produced_by = _produced_by(session, orders)
@@ -168,15 +173,23 @@ def _check_one(
     return report
 
 
-def _with_profile(settings: config.Config, profile: str | None) -> config.Config:
-    """Return the settings with the profile that a lock or a set names, unless the call itself names a model."""
-    from openjev_cli import profiles
+def _with_profile(
+    settings: config.Config, found: answersets.AnswerSet, lock: locks.Lock | None
+) -> config.Config:
+    """Return the settings with the profile that the lock names, else the set, unless the call itself says what to
+    ask. Such a name counts like one in a project file: more than the user's own file."""
+    from openjev_cli import config, profiles
 
-    flags = [key for key in ("profile", "model", "connect") if settings.sources[key].kind == "flag"]
-    if profile is None or flags:
+    name, path = found.profile, found.path
+    if lock is not None and lock.profile is not None:
+        name, path = lock.profile, found.lock_path
+    chosen = [settings.sources[key].kind for key in ("profile", "model", "connect")]
+    if name is None or "flag" in chosen or "environment" in chosen:
         return settings
-    profiles.named(profile)
-    return replace(settings, profile=profile, model=None, mmproj=None)
+    profiles.named(name)
+    source = config.Source("project file", str(path))
+    # A model of the user's file ranks below that source; a server of it ranks nowhere, and would be asked.
+    return replace(settings, profile=name, connect=None, sources={**settings.sources, "profile": source})
 
 
 def _session(settings: config.Config) -> decide.Session:
@@ -207,15 +220,15 @@ def _write(
     *,
     keeps_others: bool,
 ) -> None:
-    from openjev_cli import answersets, locks
+    from openjev_cli import answersets, locks, models
 
-    is_profile = settings.model is None and settings.connect is None
+    profile = models.answering(settings)
     lock = answersets.record_results(
         found,
         results,
         before,
         produced_by,
-        settings.profile if is_profile else None,
+        profile.name if profile is not None else None,
         keeps_others=keeps_others,
     )
     locks.write(found.lock_path, lock)

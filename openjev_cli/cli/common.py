@@ -118,6 +118,16 @@ def load_config(**flags: Any) -> config.Config:
     return config.load_from_process(given)
 
 
+def refuse_format_of_answers(settings: config.Config) -> None:
+    """Raise InputError when a call that prints a report names a format that only answers have. A config file may:
+    it is for all commands."""
+    if settings.format in ("tsv", "value") and settings.sources["format"].kind == "flag":
+        raise errors.InputError(
+            f"--format {settings.format}: a report is printed as table, json or jsonl",
+            next_step="leave --format out, or give one of these",
+        )
+
+
 def read_stdin(what: str) -> bytes:
     """Return all of stdin. Says on stderr that it waits when somebody would have to type."""
     from openjev_cli import reading

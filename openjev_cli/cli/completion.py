@@ -131,5 +131,7 @@ def _option(one: Any) -> Option:
         name in _FILE_OPTIONS for name in names
     )
     values = next((_VALUES[name] for name in names if name in _VALUES), ())
+    if "--format" in names and "|" in (one.metavar or ""):
+        values = tuple(one.metavar.split("|"))  # not every command has every format
     help = " ".join((one.help or "").split())
     return Option(names, help, not one.is_flag, values, takes_file and not one.is_flag, bool(one.multiple))

@@ -153,6 +153,28 @@ def test_the_lock_of_an_answer_set_says_which_one_was_used(openjev: Command) -> 
     assert json.loads(off.stdout)["changes"] == [f"setting calibration: {name} -> None"]
 
 
+def test_a_reversed_question_of_an_answer_set_is_calibrated_as_the_question_that_it_is(
+    openjev: Command,
+) -> None:
+    """A prior that is stronger than the model decides in both orders, so that nothing turns."""
+    text = REFUND["instructions"]
+    (openjev.cwd / "questions.txt").write_text(f"refund: {text}\n")
+    (openjev.cwd / "one.txt").write_text(state(1))
+    (openjev.cwd / "set.yaml").write_text("questions: questions.txt\ncases:\n  - state: one.txt\n")
+    turned = (
+        openjev("ask", "one.txt", "-Q", f"refund: {text} [no | yes]", "-f", "value").stdout.decode().strip()
+    )
+    with_stored(openjev)
+    raw = json.loads(stored(openjev).read_text())
+    prior = [40.0, -40.0] if turned == "yes" else [-40.0, 40.0]
+    raw["types"]["noul"] = {"temperature": 1.0, "prior": prior}
+    stored(openjev).write_text(json.dumps(raw))
+    assert openjev("record", "set.yaml").returncode == 0
+    (case,) = json.loads((openjev.cwd / "set.lock.json").read_text())["cases"].values()
+    answer = case["answers"]["refund"]
+    assert (answer["answer"] != turned, answer["flips"]) == (True, False)
+
+
 def test_one_made_for_another_model_is_not_applied_and_a_notice_says_so(
     openjev: Command, generated: Path
 ) -> None:

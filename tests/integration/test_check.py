@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from openjev_cli import profiles
 from tests.conftest import ROOT, Command
 
 SET = """\
@@ -141,6 +142,63 @@ def test_a_failure_is_in_the_exit_code_the_xml_and_the_annotations(openjev: Comm
     assert lines[-1].startswith("::error file=set.yaml,line=6,title=second refund::P(yes) ")
     suite = ElementTree.parse(folder / "out.xml").getroot()[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "2", "0")
+
+
+def test_the_profile_of_the_set_and_then_of_the_lock_is_asked_and_stands_in_the_lock(
+    openjev: Command, folder: Path, tiny_model: Path
+) -> None:
+    """The user's own file names a model, which answers where nothing else is asked for."""
+    weights = openjev.cwd / "cache" / "models" / "tiny" / tiny_model.name
+    weights.parent.mkdir(parents=True)
+    weights.symlink_to(tiny_model)
+
+    def recorded(*arguments: str) -> tuple[str | None, list[str]]:
+        result = openjev("record", "set.yaml", "--no-reversed", *arguments)
+        assert result.returncode == 0, result.stderr.decode()
+        lock = json.loads((folder / "set.lock.json").read_text())
+        return lock["profile"], [producer["model_sha256"] for producer in lock["producers"].values()]
+
+    sha256 = profiles.PROFILES["tiny"].weights.sha256
+    profile, digests = recorded()
+    assert profile is None
+    assert digests != [sha256]
+    assert recorded("-p", "tiny") == ("tiny", [sha256])
+    assert causes(openjev) == []
+    assert recorded("--filter", "first") == ("tiny", [sha256])
+    (folder / "set.lock.json").unlink()
+    (folder / "set.yaml").write_text(f"profile: tiny\n{SET}")
+    assert recorded() == ("tiny", [sha256])
+    assert causes(openjev) == []
+
+
+def test_a_set_is_never_asked_of_a_better_profile_that_is_installed(offline: Command, tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text("refund: Refund?\n")
+    (tmp_path / "one.txt").write_text("x")
+    (tmp_path / "set.yaml").write_text(
+        "questions: questions.txt\nprofile: balanced\ncases:\n  - state: one.txt\n"
+    )
+    wanted = profiles.PROFILES["fast"].weights
+    fast = tmp_path / "home" / ".cache" / "openjev" / "models" / "fast" / wanted.name
+    fast.parent.mkdir(parents=True)
+    with fast.open("wb") as file:
+        file.truncate(wanted.size_bytes)
+    for command in ("record", "check"):
+        result = offline(command, "set.yaml", env={"OPENJEV_LLAMA_SERVER": "/bin/true"})
+        assert (result.returncode, result.stdout) == (3, b"")
+        assert b"error: the model file of profile balanced is not there: " in result.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "calibrate"])
+def test_a_format_that_a_report_lacks_is_refused_before_anything_is_read(
+    command: str, offline: Command
+) -> None:
+    for name in ("tsv", "value"):
+        result = offline(command, "gone", "-f", name)
+        assert (result.stdout, result.returncode) == (b"", 2)
+        assert result.stderr.decode().splitlines() == [
+            f"error: --format {name}: a report is printed as table, json or jsonl",
+            "next: leave --format out, or give one of these",
+        ]
 
 
 @pytest.mark.parametrize(

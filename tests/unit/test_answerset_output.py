@@ -107,3 +107,20 @@ def test_junit_is_written_in_one_step_or_refused(tmp_path: Path) -> None:
     assert ElementTree.parse(tmp_path / "r.xml").getroot().tag == "testsuites"
     with pytest.raises(errors.InputError, match="cannot be written"):
         answerset_output.write_junit(tmp_path / "no" / "r.xml", [report()])
+
+
+def test_junit_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    beyond = (tmp_path / "file" / "r.xml", tmp_path / ("x" * 250))
+    for path in (tmp_path / "folder", Path(), *beyond):
+        with pytest.raises(errors.InputError, match="cannot be written"):
+            answerset_output.write_junit(path, [report()])
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name != "home") == ["file", "folder"]
+
+
+def test_two_checks_that_write_one_junit_file_have_a_temporary_file_each(tmp_path: Path) -> None:
+    other = tmp_path / ".r.xml.part"
+    other.write_text("of another process")
+    answerset_output.write_junit(tmp_path / "r.xml", [report()])
+    assert other.read_text() == "of another process"

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from openjev_cli import answers, answersets, errors, locks
+from openjev_cli import answers, answersets, calibration, decide, errors, locks, orders, prompt
 from openjev_cli.answersets import Result
+from openjev_cli.engine.protocol import Reading
 from openjev_cli.errors import Exit
 from openjev_cli.provenance import Provenance
+from openjev_cli.request import Request
+from openjev_cli.timing import Stages
 
 QUESTIONS = "refund: Refund?\nteam: Team? [billing | sales]\nlevel: How urgent? [low < high]\n"
 HERE = Provenance(
@@ -251,6 +254,12 @@ def test_an_interrupted_or_refused_write_leaves_the_old_lock_whole(folder: Path)
     assert [one.name for one in folder.iterdir() if one.suffix == ".part"] == []
 
 
+def test_a_lock_whose_temporary_file_cannot_be_made_or_removed_is_one_clear_line(folder: Path) -> None:
+    path = folder / f"{'x' * 240}.lock.json"
+    with pytest.raises(errors.InputError, match="cannot be written: File name too long"):
+        locks.write(path, lock_of(ten_cases(folder, 1)))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -269,6 +278,132 @@ def test_a_damaged_lock_is_an_error_and_no_pass(old: str, new: str, message: str
     found.lock_path.write_text(found.lock_path.read_text().replace(old, new, 1))
     with pytest.raises(errors.InputError, match=message):
         locks.read(found.lock_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("profile", ["tiny"], "profile is no text"),
+        ("profile", 5, "profile is no text"),
+        ("producers", ["x"], "producers is no object"),
+        ("producers", None, "producers is no object"),
+        ("producers/x", "fast", "producer x is no object"),
+        ("producers/x/model", 7, "model of producer x is no text"),
+        ("producers/x/settings", {"cache": [[]]}, "settings of producer x is no text"),
+        ("cases", [], "not a lock of an answer set"),
+        ("cases/case-1/by", ["x"], "by of case-1 is no text"),
+        ("cases/case-1/state", None, "state of case-1 is no text"),
+        ("cases/case-1/answers/refund/question", 1, "case-1, refund: question is no text"),
+        ("cases/case-1/answers/refund/answer", True, "case-1, refund: answer is no text"),
+        ("cases/case-1/answers/refund/flips", "no", "case-1, refund: flips is neither true nor false"),
+        ("cases/case-1/answers/refund/p", [0.5, 0.5], "not a lock of an answer set"),
+        ("cases/case-1/answers/refund/p/yes", 10**399, r"the probability of yes is 1000+\.\.\."),
+        ("cases/case-1/answers/refund/p/yes", -(10**399), r"the probability of yes is -1000+\.\.\."),
+        ("version", "9" * 400, r"lock version 999+\.\.\."),
+    ],
+    ids=lambda value: None if isinstance(value, str) and len(value) < 50 else "value",
+)
+def test_a_lock_with_a_value_of_the_wrong_kind_is_one_clear_line(
+    path: str, value: object, message: str, folder: Path
+) -> None:
+    found = ten_cases(folder, 1)
+    locks.write(found.lock_path, lock_of(found))
+    raw = json.loads(found.lock_path.read_text())
+    (key,) = raw["producers"]
+    raw["producers"]["x"] = raw["producers"].pop(key)
+    raw["cases"]["case-1"]["by"] = "x"
+    *folders, last = path.split("/")
+    held = raw
+    for name in folders:
+        held = held[name]
+    held[last] = value
+    found.lock_path.write_text(json.dumps(raw))
+    with pytest.raises(errors.InputError, match=message) as caught:
+        locks.read(found.lock_path)
+    assert len(caught.value.message) < len(str(found.lock_path)) + 200
+    assert caught.value.next_step.endswith(f"rm {found.lock_path}; openjev record")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"version": 1, "profile": ' + '{"a": ' * 100_000])
+def test_a_lock_that_is_nested_too_deeply_is_one_clear_line(text: str, folder: Path) -> None:
+    path = folder / "set.lock.json"
+    path.write_text(text)
+    with pytest.raises(errors.InputError, match="nested too deeply"):
+        locks.read(path)
+
+
+# Asking
+
+
+class Leaning:
+    """A session whose model gives each option the same score in every order, but `first` more to the first."""
+
+    def __init__(self, scores: dict[str, float], first: float = 0.0, **fits: calibration.Fit) -> None:
+        self.scores = scores
+        self.first = first
+        made_for = calibration.MadeFor("m", "a" * 64, None, "letters", "w")
+        self.calibration = calibration.Calibration("m@1", made_for, fits)  # type: ignore[arg-type]
+
+    def workers(self, n_questions: int) -> int:
+        return 1
+
+    def decide(self, request: Request, stages: Stages) -> answers.Decision:
+        readings = [
+            Reading(
+                tuple(
+                    self.scores.get(name, 0.0) + (0.0 if i else self.first)
+                    for i, (name, _) in enumerate(prompt.options_of(order.question))
+                ),
+                n_tokens=1,
+                cached=0,
+            )
+            for group in orders.expand(request.questions, request.orders)
+            for order in group
+        ]
+        typed, _, _ = decide._together(request, readings, self.calibration)
+        return answers.Decision("m", typed, answers.Usage(1, 1), stages.finish(queue_ms=0, inference_ms=0))
+
+
+def asked(folder: Path, session: Leaning, *, with_reversed: bool = True, orders: int = 1) -> Result:
+    found = ten_cases(folder, 1)
+    session_: Any = session
+    (result,) = answersets.ask(found, found.cases, session_, with_reversed=with_reversed, orders=orders)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("scores", "fits"),
+    [
+        ({"yes": 1.0, "sales": 0.5}, {"noul": calibration.Fit(prior=(1.0, -1.0))}),
+        ({"yes": 1.0, "sales": 9.0}, {"choice": calibration.Fit(positions=(3.0, -3.0))}),
+        ({"yes": 1.0, "billing": 1.0}, {"choice": calibration.Fit(prior=(1.0, -1.0))}),
+    ],
+)
+def test_a_reversed_question_is_calibrated_as_the_question_that_it_is(
+    scores: dict[str, float], fits: dict[str, calibration.Fit], folder: Path
+) -> None:
+    session = Leaning(scores, **fits)
+    once = asked(folder, session)
+    assert once.answered == asked(folder, session, with_reversed=False).answered
+    # Read in both orders and averaged, the same numbers tell the same.
+    assert once.flips == frozenset()
+    assert asked(folder, session, orders=2).flips == frozenset()
+
+
+def test_an_answer_that_turns_with_the_order_is_marked_with_a_calibration_too(folder: Path) -> None:
+    biased = Leaning({"yes": 1.0}, first=2.0, noul=calibration.Fit(temperature=2.0))
+    assert asked(folder, biased).flips == {"refund", "team"}
+
+
+def test_options_that_are_equal_in_both_orders_are_no_flip(folder: Path) -> None:
+    assert asked(folder, Leaning({})).flips == frozenset()
+
+
+@pytest.mark.parametrize("orders", [1, 2])
+def test_without_reversed_nothing_is_said_about_flips(orders: int, folder: Path) -> None:
+    biased = Leaning({}, first=2.0)
+    assert asked(folder, biased, orders=orders).flips
+    assert asked(folder, biased, with_reversed=False, orders=orders).flips is None
 
 
 # Checking

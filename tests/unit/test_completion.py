@@ -37,6 +37,7 @@ def test_the_scripts_are_up_to_date() -> None:
         ("openjev ask -p ", list(config.PROFILE_NAMES)),
         ("openjev ask --profile=b --profile b", ["balanced"]),
         ("openjev ask -f j", ["json", "jsonl"]),
+        ("openjev check -f ", ["table", "json", "jsonl"]),
         ("openjev ask --each --as ", ["ndjson", "json", "lines", "csv", "tsv"]),
         ("openjev ask --star", ["--start-at"]),
         ("openjev ask --no-t", ["--no-timing"]),
