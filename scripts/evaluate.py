@@ -39,7 +39,6 @@ from openjev_cli import (
     decide,
     errors,
     labels,
-    metrics,
     models,
     pool,
     prompt,
@@ -192,12 +191,12 @@ def measured(
         if isinstance(answered, str):
             return f"{item.id}: {answered}"
         (written, *others), reworded = answered
-        first = metrics.winner(written)
+        (question,) = item.asked.questions
+        first = answers.place(question, written)
         other_letters = None
         if relabelled is not None:
             again = ask(relabelled, replace(item, orders=item.orders[:1], rewordings=0))
-            other_letters = None if isinstance(again, str) else metrics.winner(again[0][0]) != first
-        (question,) = item.asked.questions
+            other_letters = None if isinstance(again, str) else answers.place(question, again[0][0]) != first
         return numbers.Asked(
             item.task,
             item.part,
@@ -205,8 +204,8 @@ def measured(
             tuple(name for name, _ in prompt.options_of(question)),
             item.gold,
             written,
-            (sum(metrics.winner(other) != first for other in others), len(others)),
-            (sum(metrics.winner(other) != first for other in reworded), len(reworded)),
+            (sum(answers.place(question, other) != first for other in others), len(others)),
+            (sum(answers.place(question, other) != first for other in reworded), len(reworded)),
             other_letters,
         )
 

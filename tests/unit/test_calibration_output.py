@@ -55,6 +55,17 @@ def test_json_holds_both_sides_of_every_measure(tmp_path: Path) -> None:
     assert wire["types"]["score"]["held_out"] == {}
 
 
+def test_a_score_is_judged_by_its_level_which_a_temperature_can_move(tmp_path: Path) -> None:
+    # (0.47, 0.24, 0.29): level 0 is the most probable one, level 1 the answer; sharpened it is level 0.
+    row = Scored((0.5, -0.2, 0.0), 1)
+    tried = Tried(20, (row,), Fitted(Fit(0.2)))
+    found = calibration_output.compared({"score": tried})
+    assert (found["before"]["accuracy"], found["after"]["accuracy"]) == (1.0, 0.0)
+    assert found["before"]["ece"] == pytest.approx(1 - 0.236, abs=1e-3)
+    as_choice = calibration_output.compared({"choice": tried})
+    assert (as_choice["before"]["accuracy"], as_choice["after"]["accuracy"]) == (0.0, 0.0)
+
+
 def test_the_table_has_a_row_for_each_measure_of_each_type(tmp_path: Path) -> None:
     rows = calibration_output.table_rows(report(tmp_path / "fast.json"))
     assert [row[0] for row in rows[:8]] == [

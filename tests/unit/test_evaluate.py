@@ -22,6 +22,7 @@ from openjev_cli import state as states
 
 CHOICE = questions.Choice("q", "Which?", tuple(questions.Option(name) for name in ("a", "b", "c")))
 NOUL = questions.Noul("q", "Is it?")
+SCORE = questions.Score("q", "How?", tuple(questions.Level(name, name) for name in ("a", "b", "c")))
 
 
 def test_a_choice_is_asked_in_other_orders_each_once() -> None:
@@ -49,8 +50,11 @@ def test_probabilities_go_back_to_the_written_order() -> None:
 class Answering:
     """Stands in for a session: every question is answered with these probabilities, or fails."""
 
-    def __init__(self, answered: Sequence[float] | errors.OpenjevError) -> None:
+    def __init__(
+        self, answered: Sequence[float] | errors.OpenjevError, *, reworded: Sequence[float] = ()
+    ) -> None:
         self._answered = answered
+        self._reworded = reworded
 
     def workers(self, n_questions: int) -> int:
         return 1
@@ -58,17 +62,24 @@ class Answering:
     def decide(self, asked: request.Request, stages: timing.Stages) -> answers.Decision:
         if isinstance(self._answered, errors.OpenjevError):
             raise self._answered
-        typed = tuple(answers.answer(one, self._answered) for one in asked.questions)
+        typed = tuple(
+            answers.answer(one, self._reworded if one.id.startswith("w") else self._answered)
+            for one in asked.questions
+        )
         return answers.Decision(
             "m", typed, answers.Usage(1, 1), stages.finish(queue_ms=0.0, inference_ms=0.0)
         )
 
 
 def measured(
-    question: questions.Question, session: Answering, relabelled: Answering | None = None
+    question: questions.Question,
+    session: Answering,
+    relabelled: Answering | None = None,
+    *,
+    rewordings: int = 0,
 ) -> numbers.Asked | str:
     item = evaluate.Item(
-        "r1", "t", "seen", request.Request(states.from_text("x"), (question,)), 0, ((0, 1, 2),)
+        "r1", "t", "seen", request.Request(states.from_text("x"), (question,)), 0, ((0, 1, 2),), rewordings
     )
     held = cast("decide.Session", session), cast("decide.Session | None", relabelled)
     (one,) = evaluate.measured([item], *held)
@@ -160,6 +171,26 @@ def test_few_options_are_counted_apart() -> None:
     found = numbers.summary([many, asked(0, 0.9, 0.1)], numbers.Labels())
     assert found["accuracy"] == 0.5
     assert found["few_options"] == {"rows": 1, "accuracy": 1.0}
+
+
+def test_a_score_is_judged_by_its_level_not_by_the_most_probable_one() -> None:
+    p = (0.4, 0.2, 0.4)
+    assert answers.answer(SCORE, p).value == "b"
+    row = numbers.Asked("t", "seen", "score", ("a", "b", "c"), 1, p)
+    found = numbers.report([row], {"t": counted([row])})
+    one = found["tasks"]["t"]
+    assert (one["accuracy"], one["kinds"]["score"]["accuracy"], one["few_options"]["accuracy"]) == (1, 1, 1)
+    assert one["ece"] == 0.8
+    assert found["parts"]["seen"]["pooled"]["accuracy"] == 1
+    assert found["parts"]["seen"]["pooled"]["ece"] == 0.8
+
+
+def test_another_wording_of_a_score_changes_the_answer_when_the_level_changes() -> None:
+    # The most probable level is the same, the answer is not.
+    turning = Answering((0.4, 0.2, 0.4), reworded=(0.7, 0.2, 0.1))
+    one = measured(SCORE, turning, rewordings=1)
+    assert isinstance(one, numbers.Asked)
+    assert one.reworded == (1, 1)
 
 
 def test_order_sensitivity_counts_orders_and_rows() -> None:
