@@ -50,6 +50,11 @@ class MadeFor(NamedTuple):
     readout: str
     wording: str
 
+    @property
+    def key(self) -> str:
+        """What must be the same, as 8 hex digits: part of the name of a stored file."""
+        return record.digest(json.dumps(self[1:]))[:8]
+
     def differences(self, now: MadeFor) -> tuple[str, ...]:
         """Return what is another one now, in words; nothing when the calibration applies."""
         names = {"model_sha256": "model", "adapter_sha256": "adapter"}
@@ -180,6 +185,25 @@ def fit(
         if trial.is_kept:
             found, reached = candidate, trial.after
     return Fitted(found, tuple(trials))
+
+
+class Merged(NamedTuple):
+    """What is to be stored. carried: types whose stored fit stays as it was. removed: types whose stored fit is
+    dropped."""
+
+    fits: Mapping[Type, Fit]
+    carried: tuple[Type, ...]
+    removed: tuple[Type, ...]
+
+
+def merge(before: Mapping[Type, Fit], now: Mapping[Type, Fitted]) -> Merged:
+    """Return what was found now with what was stored for the same before: that of types which were not tried is
+    carried over, that of types for which nothing helps any more is removed."""
+    tried = {kind for kind, one in now.items() if not one.reason}
+    carried = {kind: held for kind, held in before.items() if kind not in tried}
+    kept = {kind: one.fit for kind, one in now.items() if one.is_kept}
+    removed = tuple(kind for kind in before if kind in tried and kind not in kept)
+    return Merged({**carried, **kept}, tuple(carried), removed)
 
 
 def nll(rows: Sequence[Scored], fit: Fit) -> float:
@@ -347,7 +371,8 @@ def write(path: Path, found: Calibration) -> None:
         "types": {kind: _to_json(one) for kind, one in found.fits.items()},
         "facts": dict(found.facts),
     }
-    data = json.dumps(raw, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    # As ASCII: the name of a model may hold what UTF-8 cannot.
+    data = json.dumps(raw, indent=2, allow_nan=False).encode() + b"\n"
     try:
         config.replace_file(path, data)
     except OSError as exc:
@@ -357,7 +382,45 @@ def write(path: Path, found: Calibration) -> None:
         ) from exc
 
 
+def remove(path: Path) -> None:
+    """Take a stored calibration away; it stays beside as `.bak`. Raises InputError."""
+    try:
+        path.replace(path.with_name(path.name + ".bak"))
+    except OSError as exc:
+        raise errors.InputError(
+            f"cannot remove {path}: {exc.strerror}",
+            next_step=f"remove it, or ask with --calibration off: {path}",
+        ) from exc
+
+
+def made_for_same(path: Path, now: MadeFor) -> Calibration | None:
+    """Return the calibration of a file when it is one and was made for the same, else None."""
+    try:
+        found = read(path)
+    except errors.InputError:
+        return None
+    return None if found.made_for.differences(now) else found
+
+
 # ------------------------------------------------------------------------------------------------ in use
+
+
+def stored_for(paths: Sequence[Path], now: MadeFor) -> tuple[Calibration | None, str | None]:
+    """Return the one of several stored calibrations that was made for what answers now, or None and a line about
+    the nearest of them. paths: at least one.
+
+    Raises InputError when the one for what answers now is damaged.
+    """
+    named = [path for path in paths if path.stem.endswith(f"-{now.key}")]
+    if named:
+        return in_use(named[0], now)
+    others: list[tuple[int, Path]] = []
+    for path in paths:
+        try:
+            others.append((len(read(path).made_for.differences(now)), path))
+        except errors.InputError:
+            continue  # it is for something else, whatever is wrong with it
+    return in_use(min(others)[1], now) if others else (None, None)
 
 
 def in_use(path: Path, now: MadeFor) -> tuple[Calibration | None, str | None]:

@@ -28,12 +28,20 @@ class Tried:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome. name: of the calibration that was stored at `path`; None when nothing was worth it."""
+    """The outcome. name: of the calibration that is now stored at `path`; None when there is none. carried: types
+    that were not tried, whose stored fit stays. removed: types whose stored fit helps no more and is gone."""
 
     made_for: MadeFor
     types: Mapping[Type, Tried]
     name: str | None
     path: Path
+    carried: tuple[Type, ...] = ()
+    removed: tuple[Type, ...] = ()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether what is stored is something else than before."""
+        return bool(self.removed) or any(one.fitted.is_kept for one in self.types.values())
 
 
 class Rows:
@@ -83,10 +91,13 @@ def compared(types: Mapping[Type, Tried]) -> dict[str, Any]:
 
 
 def facts(types: Mapping[Type, Tried]) -> dict[str, Any]:
-    """Return what a calibration keeps about how it was made."""
+    """Return what a calibration keeps about how it was made, by type."""
     return {
-        "rows": {"fitted": _fitted(types), "held_out": _held_out(types)},
-        "held_out": {kind: compared({kind: one}) for kind, one in types.items()},
+        kind: {
+            "rows": {"fitted": one.n_fitted, "held_out": len(one.held_out)},
+            "held_out": compared({kind: one}),
+        }
+        for kind, one in types.items()
     }
 
 
@@ -104,6 +115,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "model": report.made_for.model,
         "calibration": report.name,
         "file": str(report.path) if report.name is not None else None,
+        "carried_over": list(report.carried),
+        "removed": list(report.removed),
         "rows": {"fitted": _fitted(report.types), "held_out": _held_out(report.types)},
         "types": {
             kind: {
@@ -183,8 +196,12 @@ def text_lines(report: Report) -> list[str]:
         lines += [f"{kind}: {text}" for text in _described(one.fitted.fit)]
     if _held_out(report.types) < FEW:
         lines.append(f"{_held_out(report.types)} held-out rows tell little: {FEW} and more are better")
-    if report.name is not None:
+    lines += [f"{kind}: not fitted now; its stored fit stays" for kind in report.carried]
+    lines += [f"{kind}: nothing helps now; its stored fit is removed" for kind in report.removed]
+    if report.name is not None and report.is_new:
         lines.append(f"stored as {report.name}: {report.path}")
+    elif report.removed:
+        lines.append(f"nothing to store; what was stored is now {report.path}.bak")
     elif report.path.exists():
         lines.append(f"nothing to store; {report.path} stays as it was")
     else:

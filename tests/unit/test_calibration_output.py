@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -97,8 +98,23 @@ def test_below_it_stands_what_was_tried_kept_and_stored(tmp_path: Path) -> None:
     last = calibration_output.text_lines(report(path, None))[-1]
     assert last == "nothing to store: the probabilities are used as they are"
     path.write_text("{}")
-    last = calibration_output.text_lines(report(path, None))[-1]
-    assert last == f"nothing to store; {path} stays as it was"
+    nothing = replace(report(path, None), types={})
+    assert calibration_output.text_lines(nothing)[-1] == f"nothing to store; {path} stays as it was"
+
+
+def test_what_becomes_of_fits_that_were_stored_before_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "fast.json"
+    both = replace(report(path), carried=("choice",), removed=("score",))
+    assert calibration_output.text_lines(both)[-3:] == [
+        "choice: not fitted now; its stored fit stays",
+        "score: nothing helps now; its stored fit is removed",
+        f"stored as fast@12345678: {path}",
+    ]
+    gone = replace(report(path, None), types={}, removed=("score",))
+    last = calibration_output.text_lines(gone)[-1]
+    assert last == f"nothing to store; what was stored is now {path}.bak"
+    wire = calibration_output.to_json(both)
+    assert (wire["carried_over"], wire["removed"]) == (["choice"], ["score"])
 
 
 def test_the_diagram_is_well_formed_and_holds_both_series(tmp_path: Path) -> None:
