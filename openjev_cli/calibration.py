@@ -323,15 +323,28 @@ def read(path: Path) -> Calibration:
                 f"{path}: written by another version of openjev (calibration version {raw['version']})",
                 next_step="Make it again: openjev calibrate",
             )
-        made_for = MadeFor(**raw["made_for"])
+        made_for = _made_for(raw["made_for"])
         fits = {_kind(kind): _fit(one) for kind, one in raw["types"].items()}
         facts = {str(key): value for key, value in raw.get("facts", {}).items()}
+    except RecursionError as exc:
+        raise errors.InputError(
+            f"{path}: not a calibration (nested too deeply)",
+            next_step="Make it again with openjev calibrate, or leave it out: --calibration off",
+        ) from exc
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise errors.InputError(
             f"{path}: not a calibration ({type(exc).__name__}: {exc})",
             next_step="Make it again with openjev calibrate, or leave it out: --calibration off",
         ) from exc
     return Calibration(name_of(path, made_for, fits), made_for, fits, facts)
+
+
+def _made_for(raw: Mapping[str, Any]) -> MadeFor:
+    found = MadeFor(**raw)
+    for key, value in found._asdict().items():
+        if not isinstance(value, str) and (value is not None or not key.endswith("sha256")):
+            raise ValueError(f"made_for.{key} is no text")
+    return found
 
 
 def _kind(name: str) -> Type:
@@ -353,9 +366,12 @@ def _fit(raw: Mapping[str, Any]) -> Fit:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError as exc:
+        raise ValueError("a number is too large") from exc
+    raise ValueError(f"{value!r:.40} is no number")
 
 
 def _to_json(fit: Fit) -> dict[str, object]:

@@ -205,6 +205,10 @@ def test_a_name_tells_one_calibration_from_another(tmp_path: Path) -> None:
         ({"types": {"noul": {}}}, "temperature"),
         ({"made_for": {}}, "not a calibration"),
         ({"types": []}, "not a calibration"),
+        ({"types": {"noul": {"temperature": 10**400}}}, "a number is too large"),
+        ({"types": {"noul": {"temperature": 1, "prior": [math.inf]}}}, "inf is no number"),
+        ({"made_for": {**HERE._asdict(), "readout": None}}, "made_for.readout is no text"),
+        ({"made_for": {**HERE._asdict(), "model": [[]]}}, "made_for.model is no text"),
     ],
 )
 def test_a_damaged_file_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_a_damaged_file_is_refused(change: dict[str, object], message: str, tmp_
     assert str(path) in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1}', "[" * 100_000])
 def test_a_file_that_is_no_calibration_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
