@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,7 +247,7 @@ def write_plot(path: Path, report: Report) -> None:
         )
     ]
     text = reliability.svg(f"Reliability of {report.made_for.model}", series)
-    partial = path.with_name(f".{path.name}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
@@ -253,3 +255,6 @@ def write_plot(path: Path, report: Report) -> None:
         raise errors.InputError(
             f"--plot {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
         ) from exc
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

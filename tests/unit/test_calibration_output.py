@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +153,22 @@ def test_a_title_of_any_length_fits_into_the_diagram(length: int) -> None:
 def test_a_diagram_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(errors.InputError, match="cannot be written"):
         calibration_output.write_plot(tmp_path / "gone" / "plot.svg", report(tmp_path / "fast.json"))
+
+
+def test_a_diagram_that_fails_leaves_no_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partials: list[Path] = []
+
+    def fail(partial: Path, target: Path) -> None:
+        partials.append(partial)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(errors.InputError, match="No space left on device"):
+        calibration_output.write_plot(tmp_path / "plot.svg", report(tmp_path / "fast.json"))
+    assert [one.name for one in partials] == [f".plot.svg.{os.getpid()}.part"]
+    assert not list(tmp_path.glob("*plot*"))
 
 
 def test_a_place_that_is_no_file_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
