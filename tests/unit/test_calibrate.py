@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openjev_cli import answers, calibration, request, timing
+from openjev_cli import answers, calibration, errors, request, timing
 from openjev_cli.calibration import Fit, MadeFor
 from openjev_cli.cli import calibrate as command
 
@@ -74,6 +74,19 @@ def calibrate(capsys: pytest.CaptureFixture[str], *arguments: Any, **named: Any)
     assert command.calibrate(*arguments, format_="json", quiet=True, **named) == 0
     wire: dict[str, Any] = json.loads(capsys.readouterr().out)
     return wire
+
+
+@pytest.mark.parametrize("name", ["tsv", "value"])
+def test_a_format_that_a_report_does_not_have_is_refused_on_the_command_line_only(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "rows.jsonl", NOUL)
+    with pytest.raises(errors.InputError, match=f"--format {name}: a report is a table or JSON"):
+        command.calibrate(path, format_=name)
+    (tmp_path / "config" / "openjev").mkdir(parents=True)
+    (tmp_path / "config" / "openjev" / "config.toml").write_text(f'format = "{name}"\n')
+    assert command.calibrate(path, quiet=True) == 0
+    assert json.loads(capsys.readouterr().out)["calibration"] is not None
 
 
 def test_a_run_on_one_type_leaves_the_fits_of_the_others(
