@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Tried:
 @dataclass(frozen=True)
 class Report:
     """The outcome. name: of the calibration that is now stored at `path`; None when there is none. carried: types
-    that were not tried, whose stored fit stays. removed: types whose stored fit helps no more and is gone."""
+    that were not tried, whose stored fit stays. removed: types whose stored fit helps no more and is gone. problem:
+    why it could not be stored; nothing is changed then."""
 
     made_for: MadeFor
     types: Mapping[Type, Tried]
@@ -39,6 +41,7 @@ class Report:
     path: Path
     carried: tuple[Type, ...] = ()
     removed: tuple[Type, ...] = ()
+    problem: str = ""
 
     @property
     def is_new(self) -> bool:
@@ -200,7 +203,9 @@ def text_lines(report: Report) -> list[str]:
         lines.append(f"{_held_out(report.types)} held-out rows tell little: {FEW} and more are better")
     lines += [f"{kind}: not fitted now; its stored fit stays" for kind in report.carried]
     lines += [f"{kind}: nothing helps now; its stored fit is removed" for kind in report.removed]
-    if report.name is not None and report.is_new:
+    if report.problem:
+        lines.append(f"not stored: {report.problem}")
+    elif report.name is not None and report.is_new:
         lines.append(f"stored as {report.name}: {report.path}")
     elif report.removed:
         lines.append(f"nothing to store; what was stored is now {report.path}.bak")
@@ -224,18 +229,46 @@ def _described(fit: Fit) -> list[str]:
     return lines
 
 
-def check_plot(path: Path) -> None:
-    """Refuse a place for the diagram that does not exist, before hours of asking."""
-    if not path.parent.is_dir() or path.is_dir():
+def check_plot(path: Path, held_out: int) -> None:
+    """Refuse a diagram that cannot be written or has nothing to show, before hours of asking. held_out: how many
+    rows are judged by."""
+    if not _is_writable(path, path.parent):
         raise errors.InputError(
             f"--plot {path}: no file can be written there", next_step="name a file in a writable folder"
         )
+    if not held_out:
+        raise errors.InputError("--plot: no row is held out", next_step="give more rows")
+
+
+def check_output(path: Path, *, name: str) -> None:
+    """Refuse a place where no calibration can be stored, before hours of asking. Its folder need not be there
+    yet. name: what it is called."""
+    folder = path.parent
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not _is_writable(path, folder):
+        raise errors.InputError(
+            f"{name}: no file can be written there",
+            next_step="name a file in a writable folder: --output FILE",
+        )
+
+
+def _is_writable(path: Path, folder: Path) -> bool:
+    """Return whether a file can be made, or replaced, in a folder that is there."""
+    try:
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            return False
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def write_plot(path: Path, report: Report) -> None:
     """Write the reliability diagram in one step. Raises InputError when the file cannot be written."""
     if not _held_out(report.types):
-        raise errors.InputError("--plot: no row was held out", next_step="give more rows")
+        raise errors.InputError("--plot: no row was held out", next_step="see which rows could not be asked")
     series = [
         reliability.Series(
             f"{name} (ECE {metrics.ece(rows.confidences, rows.correct):.3f})",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,7 +58,7 @@ def calibrate(
 
     Example: openjev calibrate labelled.jsonl --plot reliability.svg
     """
-    from openjev_cli import calibration_output, labelled, output
+    from openjev_cli import calibration, calibration_output, labelled, output
 
     settings = common.load_config(
         profile=profile,
@@ -82,19 +82,35 @@ def calibrate(
         raise errors.InputError(
             f"--format {settings.format}: a report is a table or JSON", next_step="-f table, or -f json"
         )
+    if target is not None:
+        calibration_output.check_output(target, name=f"--output {target}")
+    ids = labelled.check(file, compact=settings.compact_json)
+    total = len(ids)
     if plot is not None:
-        calibration_output.check_plot(plot)
-    total = labelled.check(file, compact=settings.compact_json)
+        calibration_output.check_plot(plot, sum(map(calibration.is_held_out, ids)))
     with _session(settings) as session:
         made_for = session.made_for()
         path = target or _stored_at(session, made_for, settings)
+        calibration_output.check_output(path, name=str(path))
         asked = _ask_all(file, total, session, settings)
-    report = _stored(_fit(asked, made_for, path, label_prior=label_prior, position_bias=position_bias))
+    report = _fit(asked, made_for, path, label_prior=label_prior, position_bias=position_bias)
+    # Whatever fails now, the report is what hours of asking were for.
+    failures: list[errors.InputError] = []
     if plot is not None:
-        calibration_output.write_plot(plot, report)
+        try:
+            calibration_output.write_plot(plot, report)
+        except errors.InputError as exc:
+            failures.append(exc)
+    try:
+        report = _stored(report)
+    except errors.InputError as exc:
+        failures.append(exc)
+        report = replace(report, problem=exc.message)
     calibration_output.print_report(report, as_json=_wants_json(settings))
     if asked.failed:
         output.notice(f"{len(asked.failed)} of {total} rows could not be asked: {_lines(asked.failed)}")
+    if failures:
+        raise errors.collect([one.message for one in failures], next_step=failures[0].next_step)
     return int(errors.Exit.PARTIAL if asked.failed else errors.Exit.OK)
 
 
@@ -231,7 +247,7 @@ def _stored(report: calibration_output.Report) -> calibration_output.Report:
     if not merged.fits:
         calibration.remove(report.path)
         return report
-    facts = {
+    facts: dict[str, Any] = {
         "made_by": f"openjev {__version__}",
         **calibration_output.facts(report.types),
         **{kind: before.facts.get(kind) for kind in merged.carried if before is not None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -320,3 +321,22 @@ def test_the_example_rows_can_be_used(openjev: Command) -> None:
     report = calibrate(openjev, ROOT / "examples" / "labelled.jsonl", "--label-prior", "--position-bias")
     assert set(report["types"]) == {"noul", "choice", "score"}
     assert [held["not_tried"] for held in report["types"].values()] == [None, None, None]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_started(offline: Command) -> None:
+    good = {"id": "a", "state": "x", "question": REFUND, "label": True}
+    (offline.cwd / "rows.jsonl").write_text(json.dumps(good) + "\n")
+    for option in ("--output", "--plot"):
+        result = offline("calibrate", "rows.jsonl", option, "rows.jsonl/x")
+        assert (result.stdout, result.returncode) == (b"", 2)
+        assert f"{option} rows.jsonl/x: no file can be written there" in result.stderr.decode()
+
+
+def test_a_model_file_whose_name_is_no_utf_8_can_be_calibrated(openjev: Command, generated: Path) -> None:
+    rows = labelled(openjev)
+    model = openjev.cwd / os.fsdecode(b"mod\xffel.gguf")
+    model.symlink_to(generated / "tiny-hybrid.gguf")
+    report = calibrate(openjev, rows, "--model", model)
+    found = calibration.read(Path(report["file"]))
+    assert found.made_for.model == report["model"]
+    assert ask(openjev, "--model", model)[0]["calibration"] == report["calibration"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openjev_cli import answers, calibration, errors, request, timing
+from openjev_cli import answers, calibration, config, errors, request, timing
 from openjev_cli.calibration import Fit, MadeFor
 from openjev_cli.cli import calibrate as command
 
@@ -153,3 +153,69 @@ def test_a_file_that_is_named_keeps_what_was_made_for_the_same_and_drops_the_res
     calibration.write(mine, calibration.Calibration("x", foreign, {"choice": Fit(2.0)}))
     now = calibrate(capsys, rows(tmp_path / "score.jsonl", SCORE), target=mine)
     assert (set(calibration.read(mine).fits), now["carried_over"]) == ({"score"}, [])
+
+
+def refuse_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(settings: object) -> Any:
+        raise AssertionError("something was asked")
+
+    monkeypatch.setattr(command, "_session", session)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_ask(monkeypatch)
+    path = rows(tmp_path / "rows.jsonl", NOUL)
+    with pytest.raises(errors.InputError, match=f"--output {tmp_path}: no file can be written there"):
+        command.calibrate(path, target=tmp_path)
+    with pytest.raises(errors.InputError, match=f"--plot {tmp_path}: no file can be written there"):
+        command.calibrate(path, plot=tmp_path)
+    fitted_only = rows(tmp_path / "one.jsonl", NOUL, n=1)
+    with pytest.raises(errors.InputError, match="--plot: no row is held out"):
+        command.calibrate(fitted_only, plot=tmp_path / "plot.svg")
+
+
+def test_the_folder_of_calibrations_is_checked_before_rows_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").touch()
+    monkeypatch.setattr(Answering, "decide", None)
+    with pytest.raises(errors.InputError, match="no file can be written there"):
+        command.calibrate(rows(tmp_path / "rows.jsonl", NOUL), quiet=True)
+
+
+def test_a_diagram_that_fails_late_costs_neither_the_report_nor_the_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plots").mkdir()
+    monkeypatch.setattr(Answering, "made_for", lambda self: (tmp_path / "plots").rmdir() or HERE)
+    path = rows(tmp_path / "rows.jsonl", NOUL)
+    with pytest.raises(errors.InputError, match=r"--plot .* cannot be written: No such file"):
+        command.calibrate(path, plot=tmp_path / "plots" / "x.svg", format_="json", quiet=True)
+    wire = json.loads(capsys.readouterr().out)
+    assert calibration.read(Path(wire["file"])).name == wire["calibration"]
+
+
+def test_a_calibration_that_cannot_be_stored_costs_neither_the_report_nor_the_diagram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(config, "replace_file", full)
+    plot = tmp_path / "plot.svg"
+    with pytest.raises(errors.InputError, match="No space left on device"):
+        command.calibrate(rows(tmp_path / "rows.jsonl", NOUL), plot=plot, format_="table", quiet=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].lstrip().startswith("held out")
+    assert lines[-1].startswith("not stored: cannot write ")
+    assert plot.read_text().startswith("<svg")
+
+
+def test_a_model_whose_name_is_no_utf_8_can_be_calibrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], session: type[Answering]
+) -> None:
+    session.made = HERE._replace(model="mod\udcffel")
+    wire = calibrate(capsys, rows(tmp_path / "rows.jsonl", NOUL), plot=tmp_path / "plot.svg")
+    assert calibration.read(Path(wire["file"])).made_for == session.made

@@ -171,11 +171,43 @@ def test_a_diagram_that_fails_leaves_no_half_written_file(
     assert not list(tmp_path.glob("*plot*"))
 
 
+def places_without_a_file(folder: Path) -> list[Path]:
+    (folder / "file").touch()
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    return [folder, folder / "file" / "x", folder / "loop", folder / "pipe", folder / ("x" * 300)]
+
+
 def test_a_place_that_is_no_file_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    calibration_output.check_plot(tmp_path / "plot.svg")
-    for path in (tmp_path, tmp_path / "gone" / "plot.svg"):
+    calibration_output.check_plot(tmp_path / "plot.svg", 1)
+    for path in (*places_without_a_file(tmp_path), tmp_path / "gone" / "plot.svg"):
         with pytest.raises(errors.InputError, match="no file can be written there"):
-            calibration_output.check_plot(path)
+            calibration_output.check_plot(path, 1)
+
+
+def test_a_place_to_store_is_refused_like_one_for_a_diagram_but_its_folder_is_made(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to("target")
+    for path in (tmp_path / "fast.json", tmp_path / "new" / "folder" / "fast.json", tmp_path / "linked"):
+        calibration_output.check_output(path, name="x")
+    for path in places_without_a_file(tmp_path):
+        with pytest.raises(errors.InputError, match="mine: no file can be written there"):
+            calibration_output.check_output(path, name="mine")
+
+
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The file system is not asked: root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for check in (
+        lambda: calibration_output.check_plot(tmp_path / "plot.svg", 1),
+        lambda: calibration_output.check_output(tmp_path / "new" / "fast.json", name="x"),
+    ):
+        with pytest.raises(errors.InputError, match="no file can be written there"):
+            check()
+
+
+def test_a_diagram_without_a_held_out_row_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match="no row is held out"):
+        calibration_output.check_plot(tmp_path / "plot.svg", 0)
 
 
 def test_a_diagram_of_no_rows_is_refused(tmp_path: Path) -> None:
