@@ -164,9 +164,14 @@ def _ranked(probabilities: dict[str, float]) -> tuple[tuple[str, float], ...]:
 
 
 def place(question: questions.Question, probabilities: Sequence[float]) -> int:
+    """Return which option the answer is."""
+    return place_of(probabilities, is_score=isinstance(question, questions.Score))
+
+
+def place_of(probabilities: Sequence[float], *, is_score: bool) -> int:
     """Return which option the answer is: the most probable one, the first of equals; of a rubric, the level
     nearest to the expected one."""
-    if isinstance(question, questions.Score):
+    if is_score:
         return nearest_level(math.fsum(i * p for i, p in enumerate(probabilities)), len(probabilities))
     return max(range(len(probabilities)), key=lambda i: probabilities[i])
 

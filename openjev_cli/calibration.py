@@ -50,6 +50,11 @@ class MadeFor(NamedTuple):
     readout: str
     wording: str
 
+    @property
+    def key(self) -> str:
+        """What must be the same, as 8 hex digits: part of the name of a stored file."""
+        return record.digest(json.dumps(self[1:]))[:8]
+
     def differences(self, now: MadeFor) -> tuple[str, ...]:
         """Return what is another one now, in words; nothing when the calibration applies."""
         names = {"model_sha256": "model", "adapter_sha256": "adapter"}
@@ -182,6 +187,25 @@ def fit(
     return Fitted(found, tuple(trials))
 
 
+class Merged(NamedTuple):
+    """What is to be stored. carried: types whose stored fit stays as it was. removed: types whose stored fit is
+    dropped."""
+
+    fits: Mapping[Type, Fit]
+    carried: tuple[Type, ...]
+    removed: tuple[Type, ...]
+
+
+def merge(before: Mapping[Type, Fit], now: Mapping[Type, Fitted]) -> Merged:
+    """Return what was found now with what was stored for the same before: that of types which were not tried is
+    carried over, that of types for which nothing helps any more is removed."""
+    tried = {kind for kind, one in now.items() if not one.reason}
+    carried = {kind: held for kind, held in before.items() if kind not in tried}
+    kept = {kind: one.fit for kind, one in now.items() if one.is_kept}
+    removed = tuple(kind for kind in before if kind in tried and kind not in kept)
+    return Merged({**carried, **kept}, tuple(carried), removed)
+
+
 def nll(rows: Sequence[Scored], fit: Fit) -> float:
     """Return the mean negative log-likelihood of the right options, nats a row, each at most -log(1e-12)."""
     return math.fsum(_nll_of(row, fit) for row in rows) / len(rows)
@@ -299,15 +323,28 @@ def read(path: Path) -> Calibration:
                 f"{path}: written by another version of openjev (calibration version {raw['version']})",
                 next_step="Make it again: openjev calibrate",
             )
-        made_for = MadeFor(**raw["made_for"])
+        made_for = _made_for(raw["made_for"])
         fits = {_kind(kind): _fit(one) for kind, one in raw["types"].items()}
         facts = {str(key): value for key, value in raw.get("facts", {}).items()}
+    except RecursionError as exc:
+        raise errors.InputError(
+            f"{path}: not a calibration (nested too deeply)",
+            next_step="Make it again with openjev calibrate, or leave it out: --calibration off",
+        ) from exc
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise errors.InputError(
             f"{path}: not a calibration ({type(exc).__name__}: {exc})",
             next_step="Make it again with openjev calibrate, or leave it out: --calibration off",
         ) from exc
     return Calibration(name_of(path, made_for, fits), made_for, fits, facts)
+
+
+def _made_for(raw: Mapping[str, Any]) -> MadeFor:
+    found = MadeFor(**raw)
+    for key, value in found._asdict().items():
+        if not isinstance(value, str) and (value is not None or not key.endswith("sha256")):
+            raise ValueError(f"made_for.{key} is no text")
+    return found
 
 
 def _kind(name: str) -> Type:
@@ -329,9 +366,12 @@ def _fit(raw: Mapping[str, Any]) -> Fit:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError as exc:
+        raise ValueError("a number is too large") from exc
+    raise ValueError(f"{value!r:.40} is no number")
 
 
 def _to_json(fit: Fit) -> dict[str, object]:
@@ -347,7 +387,8 @@ def write(path: Path, found: Calibration) -> None:
         "types": {kind: _to_json(one) for kind, one in found.fits.items()},
         "facts": dict(found.facts),
     }
-    data = json.dumps(raw, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    # As ASCII: the name of a model may hold what UTF-8 cannot.
+    data = json.dumps(raw, indent=2, allow_nan=False).encode() + b"\n"
     try:
         config.replace_file(path, data)
     except OSError as exc:
@@ -357,7 +398,45 @@ def write(path: Path, found: Calibration) -> None:
         ) from exc
 
 
+def remove(path: Path) -> None:
+    """Take a stored calibration away; it stays beside as `.bak`. Raises InputError."""
+    try:
+        path.replace(path.with_name(path.name + ".bak"))
+    except OSError as exc:
+        raise errors.InputError(
+            f"cannot remove {path}: {exc.strerror}",
+            next_step=f"remove it, or ask with --calibration off: {path}",
+        ) from exc
+
+
+def made_for_same(path: Path, now: MadeFor) -> Calibration | None:
+    """Return the calibration of a file when it is one and was made for the same, else None."""
+    try:
+        found = read(path)
+    except errors.InputError:
+        return None
+    return None if found.made_for.differences(now) else found
+
+
 # ------------------------------------------------------------------------------------------------ in use
+
+
+def stored_for(paths: Sequence[Path], now: MadeFor) -> tuple[Calibration | None, str | None]:
+    """Return the one of several stored calibrations that was made for what answers now, or None and a line about
+    the nearest of them. paths: at least one.
+
+    Raises InputError when the one for what answers now is damaged.
+    """
+    named = [path for path in paths if path.stem.endswith(f"-{now.key}")]
+    if named:
+        return in_use(named[0], now)
+    others: list[tuple[int, Path]] = []
+    for path in paths:
+        try:
+            others.append((len(read(path).made_for.differences(now)), path))
+        except errors.InputError:
+            continue  # it is for something else, whatever is wrong with it
+    return in_use(min(others)[1], now) if others else (None, None)
 
 
 def in_use(path: Path, now: MadeFor) -> tuple[Calibration | None, str | None]:

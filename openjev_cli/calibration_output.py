@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openjev_cli import errors, labels, metrics, output, reliability
+from openjev_cli import answers, errors, labels, metrics, output, reliability
 from openjev_cli.calibration import Fit, Fitted, MadeFor, Scored, Type
 
 ERRORS = (0.01, 0.05, 0.10)
@@ -28,58 +31,78 @@ class Tried:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome. name: of the calibration that was stored at `path`; None when nothing was worth it."""
+    """The outcome. name: of the calibration that is now stored at `path`; None when there is none. carried: types
+    that were not tried, whose stored fit stays. removed: types whose stored fit helps no more and is gone. problem:
+    why it could not be stored; nothing is changed then."""
 
     made_for: MadeFor
     types: Mapping[Type, Tried]
     name: str | None
     path: Path
+    carried: tuple[Type, ...] = ()
+    removed: tuple[Type, ...] = ()
+    problem: str = ""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether what is stored is something else than before."""
+        return bool(self.removed) or any(one.fitted.is_kept for one in self.types.values())
 
 
 class Rows:
-    """Rows of one or more types, with and without what was found for them."""
+    """The held-out rows of one or more types, with or without what was found for them (is_fitted). A row is
+    judged by the answer that `ask` would give: a temperature never changes that of a noul or a choice, but it
+    can move a score to another level."""
 
-    def __init__(self, types: Sequence[Tried]) -> None:
-        self.labels = [row.label for one in types for row in one.held_out]
-        self.before = [_probabilities(row, _IDENTITY) for one in types for row in one.held_out]
-        self.after = [_probabilities(row, one.fitted.fit) for one in types for row in one.held_out]
+    def __init__(self, types: Mapping[Type, Tried], *, is_fitted: bool) -> None:
+        self.labels: list[int] = []
+        self.probabilities: list[tuple[float, ...]] = []
+        decided = []
+        for kind, one in types.items():
+            for row in one.held_out:
+                p = _probabilities(row, one.fitted.fit if is_fitted else _IDENTITY)
+                self.labels.append(row.label)
+                self.probabilities.append(p)
+                decided.append(answers.place_of(p, is_score=kind == "score"))
+        self.correct = metrics.correct(decided, self.labels)
+        self.confidences = metrics.confidences(self.probabilities, decided)
 
 
 def _probabilities(row: Scored, fit: Fit) -> tuple[float, ...]:
     return labels.probabilities(fit.adjust(row.scores, range(len(row.scores))))
 
 
-def measures(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> dict[str, Any]:
+def measures(rows: Rows) -> dict[str, Any]:
     """Return every measure of some rows, as JSON. `automate`: by the share of errors allowed."""
-    right = metrics.correct(probabilities, labels)
-    sure = metrics.confidences(probabilities)
-    low, high = metrics.wilson_interval(sum(right), len(right))
-    parts = {error: metrics.automate(sure, right, error) for error in ERRORS}
+    low, high = metrics.wilson_interval(sum(rows.correct), len(rows.correct))
+    parts = {error: metrics.automate(rows.confidences, rows.correct, error) for error in ERRORS}
     return {
-        "accuracy": metrics.accuracy(probabilities, labels),
+        "accuracy": metrics.accuracy(rows.correct),
         "accuracy_95": [low, high],
-        "ece": metrics.ece(probabilities, labels),
-        "nll": metrics.nll(probabilities, labels),
-        "brier": metrics.brier(probabilities, labels),
+        "ece": metrics.ece(rows.confidences, rows.correct),
+        "nll": metrics.nll(rows.probabilities, rows.labels),
+        "brier": metrics.brier(rows.probabilities, rows.labels),
         "automate": {
             f"{error:g}": {"share": part.share, "threshold": part.threshold} for error, part in parts.items()
         },
     }
 
 
-def compared(types: Sequence[Tried]) -> dict[str, Any]:
+def compared(types: Mapping[Type, Tried]) -> dict[str, Any]:
     """Return the measures of held-out rows before and after; empty without a row."""
-    rows = Rows(types)
-    if not rows.labels:
+    if not _held_out(types):
         return {}
-    return {"before": measures(rows.before, rows.labels), "after": measures(rows.after, rows.labels)}
+    return {"before": measures(Rows(types, is_fitted=False)), "after": measures(Rows(types, is_fitted=True))}
 
 
 def facts(types: Mapping[Type, Tried]) -> dict[str, Any]:
-    """Return what a calibration keeps about how it was made."""
+    """Return what a calibration keeps about how it was made, by type."""
     return {
-        "rows": {"fitted": _fitted(types), "held_out": _held_out(types)},
-        "held_out": {kind: compared([one]) for kind, one in types.items()},
+        kind: {
+            "rows": {"fitted": one.n_fitted, "held_out": len(one.held_out)},
+            "held_out": compared({kind: one}),
+        }
+        for kind, one in types.items()
     }
 
 
@@ -97,6 +120,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "model": report.made_for.model,
         "calibration": report.name,
         "file": str(report.path) if report.name is not None else None,
+        "carried_over": list(report.carried),
+        "removed": list(report.removed),
         "rows": {"fitted": _fitted(report.types), "held_out": _held_out(report.types)},
         "types": {
             kind: {
@@ -110,11 +135,11 @@ def to_json(report: Report) -> dict[str, Any]:
                     for trial in one.fitted.trials
                 ],
                 "not_tried": one.fitted.reason or None,
-                "held_out": compared([one]),
+                "held_out": compared({kind: one}),
             }
             for kind, one in report.types.items()
         },
-        "held_out": compared(list(report.types.values())),
+        "held_out": compared(report.types),
     }  # fmt: skip
 
 
@@ -131,13 +156,12 @@ def print_report(report: Report, *, as_json: bool) -> None:
 def table_rows(report: Report) -> list[tuple[str, str, str]]:
     """Return the rows of the table: each measure of all held-out rows, then of each type."""
     rows: list[tuple[str, str, str]] = []
-    parts: list[tuple[str, list[Tried]]] = [("all", list(report.types.values()))]
+    parts: list[tuple[str, Mapping[Type, Tried]]] = [("all", report.types)]
     if len(report.types) > 1:
-        parts += [(kind, [one]) for kind, one in report.types.items()]
+        parts += [(kind, {kind: one}) for kind, one in report.types.items()]
     for name, types in parts:
         found = compared(types)
-        count = sum(len(one.held_out) for one in types)
-        rows.append((f"{name}: {count} rows", "", ""))
+        rows.append((f"{name}: {_held_out(types)} rows", "", ""))
         if found:
             rows += _measured(found["before"], found["after"])
     return rows
@@ -177,8 +201,14 @@ def text_lines(report: Report) -> list[str]:
         lines += [f"{kind}: {text}" for text in _described(one.fitted.fit)]
     if _held_out(report.types) < FEW:
         lines.append(f"{_held_out(report.types)} held-out rows tell little: {FEW} and more are better")
-    if report.name is not None:
+    lines += [f"{kind}: not fitted now; its stored fit stays" for kind in report.carried]
+    lines += [f"{kind}: nothing helps now; its stored fit is removed" for kind in report.removed]
+    if report.problem:
+        lines.append(f"not stored: {report.problem}")
+    elif report.name is not None and report.is_new:
         lines.append(f"stored as {report.name}: {report.path}")
+    elif report.removed:
+        lines.append(f"nothing to store; what was stored is now {report.path}.bak")
     elif report.path.exists():
         lines.append(f"nothing to store; {report.path} stays as it was")
     else:
@@ -199,29 +229,58 @@ def _described(fit: Fit) -> list[str]:
     return lines
 
 
-def check_plot(path: Path) -> None:
-    """Refuse a place for the diagram that does not exist, before hours of asking."""
-    if not path.parent.is_dir() or path.is_dir():
+def check_plot(path: Path, held_out: int) -> None:
+    """Refuse a diagram that cannot be written or has nothing to show, before hours of asking. held_out: how many
+    rows are judged by."""
+    if not _is_writable(path, path.parent):
         raise errors.InputError(
             f"--plot {path}: no file can be written there", next_step="name a file in a writable folder"
         )
+    if not held_out:
+        raise errors.InputError("--plot: no row is held out", next_step="give more rows")
+
+
+def check_output(path: Path, *, name: str) -> None:
+    """Refuse a place where no calibration can be stored, before hours of asking. Its folder need not be there
+    yet. name: what it is called."""
+    folder = path.parent
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not _is_writable(path, folder):
+        raise errors.InputError(
+            f"{name}: no file can be written there",
+            next_step="name a file in a writable folder: --output FILE",
+        )
+
+
+def _is_writable(path: Path, folder: Path) -> bool:
+    """Return whether a file can be made, or replaced, in a folder that is there."""
+    try:
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            return False
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def write_plot(path: Path, report: Report) -> None:
     """Write the reliability diagram in one step. Raises InputError when the file cannot be written."""
-    rows = Rows(list(report.types.values()))
+    if not _held_out(report.types):
+        raise errors.InputError("--plot: no row was held out", next_step="see which rows could not be asked")
     series = [
         reliability.Series(
-            f"{name} (ECE {metrics.ece(probabilities, rows.labels):.3f})",
-            metrics.reliability_bins(probabilities, rows.labels),
+            f"{name} (ECE {metrics.ece(rows.confidences, rows.correct):.3f})",
+            metrics.reliability_bins(rows.confidences, rows.correct),
         )
-        for name, probabilities in (("before", rows.before), ("after", rows.after))
-        if rows.labels
+        for name, rows in (
+            ("before", Rows(report.types, is_fitted=False)),
+            ("after", Rows(report.types, is_fitted=True)),
+        )
     ]
-    if not series:
-        raise errors.InputError("--plot: no row was held out", next_step="give more rows")
     text = reliability.svg(f"Reliability of {report.made_for.model}", series)
-    partial = path.with_name(f".{path.name}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
@@ -229,3 +288,6 @@ def write_plot(path: Path, report: Report) -> None:
         raise errors.InputError(
             f"--plot {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
         ) from exc
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

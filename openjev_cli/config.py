@@ -378,12 +378,25 @@ class Config:
         """Where scripts/build-llama.sh puts its builds; `current` in it is the one in use."""
         return self.cache_dir / "llama"
 
-    def calibration_file(self, model: str) -> Path | None:
-        """Where the calibration of a profile or model file is stored; None when no home folder is known."""
+    def calibration_file(self, model: str, key: str) -> Path | None:
+        """Where the calibration of a profile or model file is stored; None when no home folder is known.
+
+        key: 8 hex digits of what it is made for; one name can stand for several models and readouts.
+        """
         if self.user_file is None:
             return None
-        name = re.sub(r"[^\w.-]", "_", model).lstrip(".") or "_"
-        return self.user_file.parent / "calibration" / f"{name}.json"
+        return self.user_file.parent / "calibration" / f"{_calibration_stem(model)}-{key}.json"
+
+    def calibration_files(self, model: str) -> tuple[Path, ...]:
+        """The calibrations that are stored for a profile or model file, whatever else they are made for."""
+        if self.user_file is None:
+            return ()
+        try:
+            paths = sorted((self.user_file.parent / "calibration").iterdir())
+        except OSError:
+            return ()
+        own = re.compile(re.escape(_calibration_stem(model)) + r"-[0-9a-f]{8}\.json")
+        return tuple(path for path in paths if own.fullmatch(path.name))
 
     def value(self, key: str) -> object:
         """The value of one setting by its key in files. Raises InputError with the nearest name."""
@@ -396,6 +409,11 @@ class Config:
         if value is None or value == ():
             return ""
         return "(hidden)" if setting(key).is_secret else _written(value)
+
+
+def _calibration_stem(model: str) -> str:
+    # Short enough for a file name in any script, with what is added to it.
+    return re.sub(r"[^\w.-]", "_", model).lstrip(".")[:48] or "_"
 
 
 def setting(key: str) -> Setting:

@@ -155,7 +155,7 @@ class Session:
             return found.with_settings(calibration=applied.name) if applied is not None else found
 
     def model_key(self) -> str:
-        """Return what the calibration of this session's model is stored under: its profile, or its file's name."""
+        """Return the name that calibrations of this session's model are stored under: its profile, or its file's."""
         with self._lock:
             model = self._resolved()
             return model.profile or model.path.stem
@@ -476,14 +476,17 @@ class Session:
         path = self._config.calibration
         if engine.api is not None:
             return None, None  # its scores are not seen
+        stored: tuple[Path, ...] = ()
         if path is None and engine.running is not None:
-            stored = self._config.calibration_file(self.model_key())
-            path = stored if stored is not None and stored.is_file() else None
-        if not isinstance(path, Path):
+            stored = self._config.calibration_files(self.model_key())
+        if not isinstance(path, Path) and not stored:
             return None, None
         from openjev_cli import calibration
 
-        return calibration.in_use(path, self._made_for(engine))
+        now = self._made_for(engine)
+        return (
+            calibration.in_use(path, now) if isinstance(path, Path) else calibration.stored_for(stored, now)
+        )
 
     def _refuse_unseen(self) -> None:
         """Raise ModelError if the model of a managed server cannot see, before it is started for that."""

@@ -34,21 +34,22 @@ class Row:
     label: int
 
 
-def check(path: Path, *, compact: bool = True) -> int:
-    """Return how many rows a file has. Raises one InputError with everything that is wrong with any of them."""
+def check(path: Path, *, compact: bool = True) -> tuple[str, ...]:
+    """Return the ids of a file's rows. Raises one InputError with everything that is wrong with any of them."""
     problems: list[str] = []
-    count = 0
+    ids: list[str] = []
     for row in read(path, compact=compact):
-        count += 1
         if isinstance(row, errors.InputError):
             problems += row.problems
-    if not count:
+        else:
+            ids.append(row.id)
+    if not ids and not problems:
         problems.append(f"{path}: no rows in it")
     if problems:
         raise errors.collect(
             problems, next_step="Correct these rows: id, state, question and label, one JSON object a line."
         )
-    return count
+    return tuple(ids)
 
 
 def read(path: Path, *, compact: bool = True) -> Iterator[Row | errors.InputError]:

@@ -1,8 +1,8 @@
 """How good probabilities are: accuracy, calibration, and how much of the work they could do alone.
 
 Pure numbers. probabilities: a distribution for each row, in option order, each summing to 1. labels: for each
-row the place of the right option. A row is answered with its most probable option, the first of equals, as
-answers are. Everything raises ValueError when there is no row at all.
+row the place of the right option. decided: the place of its answer (`answers.place_of`; of a rubric that need
+not be the most probable one). Everything raises ValueError when there is no row at all.
 """
 
 from __future__ import annotations
@@ -36,24 +36,19 @@ class Automated:
     count: int
 
 
-def winner(distribution: Sequence[float]) -> int:
-    """Return the place of the largest probability; the first of equals."""
-    return max(range(len(distribution)), key=distribution.__getitem__)
-
-
-def confidences(probabilities: Sequence[Sequence[float]]) -> list[float]:
+def confidences(probabilities: Sequence[Sequence[float]], decided: Sequence[int]) -> list[float]:
     """Return the probability of each row's answer."""
-    return [max(distribution) for distribution in probabilities]
+    return [p[place] for p, place in zip(probabilities, decided, strict=True)]
 
 
-def correct(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> list[bool]:
+def correct(decided: Sequence[int], labels: Sequence[int]) -> list[bool]:
     """Return whether each row's answer is right."""
-    return [winner(p) == label for p, label in zip(probabilities, labels, strict=True)]
+    return [place == label for place, label in zip(decided, labels, strict=True)]
 
 
-def accuracy(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+def accuracy(correct: Sequence[bool]) -> float:
     """Return the share of right answers, 0 to 1."""
-    return sum(correct(probabilities, labels)) / _count(labels)
+    return sum(correct) / _count(correct)
 
 
 def nll(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
@@ -71,22 +66,20 @@ def brier(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> fl
     return total / _count(labels)
 
 
-def ece(probabilities: Sequence[Sequence[float]], labels: Sequence[int], bins: int = 15) -> float:
+def ece(confidences: Sequence[float], correct: Sequence[bool], bins: int = 15) -> float:
     """Return the expected calibration error, 0 to 1: sum_m |B_m|/n * |accuracy(B_m) - confidence(B_m)| over
-    bins of equal width of the top probability (Guo et al. 2017, "On Calibration of Modern Neural Networks",
-    equation 3)."""
-    found = reliability_bins(probabilities, labels, bins)
-    return math.fsum(one.count * abs(one.accuracy - one.confidence) for one in found) / _count(labels)
+    bins of equal width of the answers' probabilities (Guo et al. 2017, "On Calibration of Modern Neural
+    Networks", equation 3)."""
+    found = reliability_bins(confidences, correct, bins)
+    return math.fsum(one.count * abs(one.accuracy - one.confidence) for one in found) / _count(correct)
 
 
-def reliability_bins(
-    probabilities: Sequence[Sequence[float]], labels: Sequence[int], bins: int = 15
-) -> list[Bin]:
-    """Return the `bins` bins of a reliability diagram, empty ones too: bin m holds the rows whose top
-    probability lies in ((m - 1)/bins, m/bins] (Guo et al. 2017, section 2)."""
-    _count(labels)
+def reliability_bins(confidences: Sequence[float], correct: Sequence[bool], bins: int = 15) -> list[Bin]:
+    """Return the `bins` bins of a reliability diagram, empty ones too: bin m holds the rows whose answer has a
+    probability in ((m - 1)/bins, m/bins] (Guo et al. 2017, section 2)."""
+    _count(correct)
     held: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
-    for confidence, is_right in zip(confidences(probabilities), correct(probabilities, labels), strict=True):
+    for confidence, is_right in zip(confidences, correct, strict=True):
         held[min(bins, max(1, math.ceil(confidence * bins))) - 1].append((confidence, is_right))
     return [
         Bin(

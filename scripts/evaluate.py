@@ -9,8 +9,9 @@ Rows are JSON lines (also .gz): id, state, question (as on the wire), label; the
 through the same code as `openjev ask`, several at once. --split follows scripts/readout_data.py: `seen` are the
 test rows of the tasks the readout was trained on, `unseen` whole tasks that were held out, `other` all others.
 --shuffles asks every choice again with its options in so many other orders: how often does the answer change?
-With letters it is also asked once with other letters. --rewordings asks every question again in so many other
-wordings that say the same (see REWORDINGS). Beside each accuracy stand chance and the majority answer.
+With letters it is also asked once with other letters, where the model has enough. --rewordings asks every question
+again in so many other wordings that say the same (see REWORDINGS). Beside each accuracy stand chance and the
+majority answer. A stored calibration is left out: `--set calibration=FILE` measures with one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from openjev_cli import (
     decide,
     errors,
     labels,
-    metrics,
     models,
     pool,
     prompt,
@@ -91,10 +91,17 @@ class Relabelled(decide.Session):
 
 
 def choose(
-    folder: Path, parts: Sequence[str], tasks: Sequence[str], limit: int, shuffles: int, rewordings: int = 0
+    folder: Path,
+    parts: Sequence[str],
+    tasks: Sequence[str],
+    limit: int,
+    shuffles: int,
+    rewordings: int = 0,
+    *,
+    compact: bool = True,
 ) -> list[Item]:
     """Return the rows to ask: of each task the same `limit` rows in every run, whatever their order in the
-    file. 0: all."""
+    file. 0: all. compact: JSON states are sent without optional spaces."""
     found: list[Item] = []
     held_out = data.held_out_keys(folder)
     for task, path in data.files(folder).items():
@@ -110,7 +117,7 @@ def choose(
             rows.append((data.number_of(str(row["id"])), part, row))
         rows.sort(key=lambda one: one[0])
         for number, part, row in rows[: limit or None]:
-            asked = data.question_of(row)
+            asked = data.question_of(row, compact=compact)
             gold = data.gold_of(row, asked.questions[0])
             orders = orders_of(asked.questions[0], shuffles, random.Random(number))
             found.append(Item(str(row["id"]), task, _SHOWN[part], asked, gold, orders, rewordings))
@@ -168,7 +175,7 @@ def ask(session: decide.Session, item: Item) -> tuple[list[tuple[float, ...]], l
         decision = session.decide(
             request.Request(item.asked.state, tuple(asked)), Stages(time.perf_counter())
         )
-    except errors.InputError as exc:
+    except (errors.InputError, errors.EngineError) as exc:
         return exc.message
     found = [distribution(answer, order) for answer, order in zip(decision.answers, orders, strict=True)]
     return found[: len(item.orders)], found[len(item.orders) :]
@@ -184,12 +191,12 @@ def measured(
         if isinstance(answered, str):
             return f"{item.id}: {answered}"
         (written, *others), reworded = answered
-        first = metrics.winner(written)
+        (question,) = item.asked.questions
+        first = answers.place(question, written)
         other_letters = None
         if relabelled is not None:
             again = ask(relabelled, replace(item, orders=item.orders[:1], rewordings=0))
-            other_letters = None if isinstance(again, str) else metrics.winner(again[0][0]) != first
-        (question,) = item.asked.questions
+            other_letters = None if isinstance(again, str) else answers.place(question, again[0][0]) != first
         return numbers.Asked(
             item.task,
             item.part,
@@ -197,8 +204,8 @@ def measured(
             tuple(name for name, _ in prompt.options_of(question)),
             item.gold,
             written,
-            (sum(metrics.winner(other) != first for other in others), len(others)),
-            (sum(metrics.winner(other) != first for other in reworded), len(reworded)),
+            (sum(answers.place(question, other) != first for other in others), len(others)),
+            (sum(answers.place(question, other) != first for other in reworded), len(reworded)),
             other_letters,
         )
 
@@ -257,6 +264,7 @@ def settings_of(args: argparse.Namespace) -> config.Config:
     flags: dict[str, object] = {
         name: getattr(args, name) for name in ("profile", "model", "connect", "readout", "prior")
     }
+    flags["calibration"] = "off"
     for one in args.set:
         key, _, value = one.partition("=")
         flags[config.setting(key).attribute] = value
@@ -265,10 +273,18 @@ def settings_of(args: argparse.Namespace) -> config.Config:
 
 def run(args: argparse.Namespace) -> JSON:
     """Ask everything; return the receipt."""
-    items = choose(args.data, PARTS[args.split], args.task, args.limit, args.shuffles, args.rewordings)
+    settings = settings_of(args)
+    items = choose(
+        args.data,
+        PARTS[args.split],
+        args.task,
+        args.limit,
+        args.shuffles,
+        args.rewordings,
+        compact=settings.compact_json,
+    )
     if not items:
         raise SystemExit("no rows to ask")
-    settings = settings_of(args)
     readout = models.readout(settings, None) if settings.connect else models.resolve(settings).readout
     began_s = time.monotonic()
     rows: list[numbers.Asked] = []
@@ -302,6 +318,7 @@ def run(args: argparse.Namespace) -> JSON:
             "rewordings": args.rewordings,
             "readout": readout.kind,
             "prior": readout.prior,
+            "calibration": provenance["settings"].get("calibration", "off"),
             "settings": list(args.set),
         },
         "engine": {key: value for key, value in provenance.items() if key not in ("machine", "argv")},
@@ -327,6 +344,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {exc.message}\nnext: {exc.next_step}", file=sys.stderr)
         return 2
     print("\n".join(numbers.lines(receipt)))
+    if refused := receipt["refused"]["rows"]:
+        print(f"{refused} rows were refused; {receipt['refused']['first'][0]}", file=sys.stderr)
     if args.output is not None:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(receipt, indent=1, ensure_ascii=False)

@@ -181,10 +181,10 @@ def held_out_keys(folder: Path) -> frozenset[str]:
     )
 
 
-def question_of(row: JSON) -> requests.Request:
+def question_of(row: JSON, *, compact: bool = True) -> requests.Request:
     """Return the request that a row asks. Raises SystemExit for a row that openjev would refuse."""
     try:
-        return requests.parse({"state": row["state"], "questions": {"q": row["question"]}})
+        return requests.parse({"state": row["state"], "questions": {"q": row["question"]}}, compact=compact)
     except (errors.InputError, KeyError) as exc:
         raise SystemExit(f"row {row.get('id')}: {exc}") from exc
 

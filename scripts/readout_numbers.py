@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openjev_cli import metrics
+from openjev_cli import answers, metrics
 
 JSON = dict[str, Any]
 # "Few" options: what issue and receipts call tasks of at most ten.
@@ -30,6 +30,16 @@ class Asked:
     changed: tuple[int, int] = (0, 0)
     reworded: tuple[int, int] = (0, 0)
     relabelled: bool | None = None
+
+    @property
+    def decided(self) -> int:
+        """The place of the answer."""
+        return answers.place_of(self.probabilities, is_score=self.kind == "score")
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the answer is the right one."""
+        return self.decided == self.gold
 
 
 @dataclass
@@ -55,7 +65,7 @@ def summary(rows: Sequence[Asked], labels: Labels) -> JSON:
     """Return the numbers of one task's rows."""
     probabilities = [row.probabilities for row in rows]
     gold = [row.gold for row in rows]
-    right = round(metrics.accuracy(probabilities, gold) * len(rows))
+    right = sum(row.is_right for row in rows)
     low, high = metrics.wilson_interval(right, len(rows))
     guessed = sum(labels.guess(row.kind, row.names, row.gold) == row.gold for row in rows)
     few = [row for row in rows if len(row.names) <= FEW]
@@ -67,20 +77,15 @@ def summary(rows: Sequence[Asked], labels: Labels) -> JSON:
         "majority": _rounded(guessed / len(rows)),
         "nll": _rounded(metrics.nll(probabilities, gold)),
         "brier": _rounded(metrics.brier(probabilities, gold)),
-        "ece": _rounded(metrics.ece(probabilities, gold)),
+        "ece": _rounded(_ece(rows)),
         "kinds": {},
     }
     if few:
-        found["few_options"] = {
-            "rows": len(few),
-            "accuracy": _rounded(
-                metrics.accuracy([one.probabilities for one in few], [one.gold for one in few])
-            ),
-        }
+        found["few_options"] = {"rows": len(few), "accuracy": _rounded(_mean(one.is_right for one in few))}
     for kind in ("noul", "choice", "score"):
         of_kind = [row for row in rows if row.kind == kind]
         if of_kind:
-            share = metrics.accuracy([one.probabilities for one in of_kind], [one.gold for one in of_kind])
+            share = _mean(one.is_right for one in of_kind)
             found["kinds"][kind] = {"rows": len(of_kind), "accuracy": _rounded(share)}
     return {**found, **sensitivity(rows)}
 
@@ -133,7 +138,7 @@ def average(tasks: Sequence[JSON], rows: Sequence[Asked]) -> JSON:
     error = math.sqrt(sum(one["accuracy"] * (1.0 - one["accuracy"]) / one["rows"] for one in tasks))
     mean = _mean(one["accuracy"] for one in tasks)
     half = 1.96 * error / len(tasks)
-    right = sum(metrics.winner(row.probabilities) == row.gold for row in rows)
+    right = sum(row.is_right for row in rows)
     few = [one["few_options"]["accuracy"] for one in tasks if "few_options" in one]
     return {
         "tasks": len(tasks),
@@ -147,7 +152,7 @@ def average(tasks: Sequence[JSON], rows: Sequence[Asked]) -> JSON:
         "pooled": {
             "accuracy": _rounded(right / len(rows)),
             "interval_95": [_rounded(end) for end in metrics.wilson_interval(right, len(rows))],
-            "ece": _rounded(metrics.ece([row.probabilities for row in rows], [row.gold for row in rows])),
+            "ece": _rounded(_ece(rows)),
         },
         **sensitivity(rows),
     }
@@ -175,6 +180,11 @@ def _line(name: str, one: JSON) -> str:
         f"{one['chance']:>8.3f}{one['majority']:>8.3f}{one['nll']:>8.3f}{one['ece']:>7.3f}"
         + "".join(flips).rstrip()
     )
+
+
+def _ece(rows: Sequence[Asked]) -> float:
+    sure = metrics.confidences([row.probabilities for row in rows], [row.decided for row in rows])
+    return metrics.ece(sure, [row.is_right for row in rows])
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,7 +61,7 @@ def calibrate(
 
     Example: openjev calibrate labelled.jsonl --plot reliability.svg
     """
-    from openjev_cli import calibration_output, labelled, output
+    from openjev_cli import calibration, calibration_output, labelled, output
 
     settings = common.load_config(
         profile=profile,
@@ -82,19 +82,39 @@ def calibrate(
             "a calibration belongs to a model file, and --connect does not say which one answers",
             next_step="name it with --model FILE, or choose a profile with -p",
         )
+    if settings.sources["format"].kind == "flag" and settings.format in ("tsv", "value"):
+        raise errors.InputError(
+            f"--format {settings.format}: a report is a table or JSON", next_step="-f table, or -f json"
+        )
+    if target is not None:
+        calibration_output.check_output(target, name=f"--output {target}")
+    ids = labelled.check(file, compact=settings.compact_json)
+    total = len(ids)
     if plot is not None:
-        calibration_output.check_plot(plot)
-    total = labelled.check(file, compact=settings.compact_json)
+        calibration_output.check_plot(plot, sum(map(calibration.is_held_out, ids)))
     with _session(settings) as session:
         made_for = session.made_for()
-        path = target or _stored_at(session, settings)
+        path = target or _stored_at(session, made_for, settings)
+        calibration_output.check_output(path, name=str(path))
         asked = _ask_all(file, total, session, settings)
     report = _fit(asked, made_for, path, label_prior=label_prior, position_bias=position_bias)
+    # Whatever fails now, the report is what hours of asking were for.
+    failures: list[errors.InputError] = []
     if plot is not None:
-        calibration_output.write_plot(plot, report)
+        try:
+            calibration_output.write_plot(plot, report)
+        except errors.InputError as exc:
+            failures.append(exc)
+    try:
+        report = _stored(report)
+    except errors.InputError as exc:
+        failures.append(exc)
+        report = replace(report, problem=exc.message)
     calibration_output.print_report(report, as_json=_wants_json(settings))
     if asked.failed:
         output.notice(f"{len(asked.failed)} of {total} rows could not be asked: {_lines(asked.failed)}")
+    if failures:
+        raise errors.collect([one.message for one in failures], next_step=failures[0].next_step)
     return int(errors.Exit.PARTIAL if asked.failed else errors.Exit.OK)
 
 
@@ -118,10 +138,10 @@ def _session(settings: config.Config) -> decide.Session:
     return decide.Session(settings, common.environment(), report=report)
 
 
-def _stored_at(session: decide.Session, settings: config.Config) -> Path:
+def _stored_at(session: decide.Session, made_for: calibration.MadeFor, settings: config.Config) -> Path:
     from openjev_cli import config
 
-    path = settings.calibration_file(session.model_key())
+    path = settings.calibration_file(session.model_key(), made_for.key)
     if path is None:
         raise config.no_home_error()
     return path
@@ -202,8 +222,8 @@ def _ask_all(file: Path, total: int, session: decide.Session, settings: config.C
 def _fit(
     asked: Asked, made_for: calibration.MadeFor, path: Path, *, label_prior: bool, position_bias: bool
 ) -> calibration_output.Report:
-    """Fit every type of question that there are rows of, and store what is kept."""
-    from openjev_cli import __version__, calibration, calibration_output
+    """Fit every type of question that there are rows of."""
+    from openjev_cli import calibration, calibration_output
 
     types = {
         kind: calibration_output.Tried(
@@ -214,11 +234,28 @@ def _fit(
         for kind, (rows, held_out) in asked.rows.items()
         if rows or held_out
     }
-    fits = {kind: one.fitted.fit for kind, one in types.items() if one.fitted.is_kept}
-    if not fits:
-        return calibration_output.Report(made_for, types, None, path)
-    facts = {"made_by": f"openjev {__version__}", **calibration_output.facts(types)}
-    name = calibration.name_of(path, made_for, fits)
-    found = calibration.Calibration(name, made_for, fits, facts)
-    calibration.write(path, found)
-    return calibration_output.Report(made_for, types, name, path)
+    return calibration_output.Report(made_for, types, None, path)
+
+
+def _stored(report: calibration_output.Report) -> calibration_output.Report:
+    """Store what is kept, with what was stored for the same before; return the report that says so."""
+    from openjev_cli import __version__, calibration, calibration_output
+
+    before = calibration.made_for_same(report.path, report.made_for)
+    merged = calibration.merge(
+        before.fits if before is not None else {}, {kind: one.fitted for kind, one in report.types.items()}
+    )
+    report = replace(report, carried=merged.carried, removed=merged.removed)
+    if not report.is_new:
+        return replace(report, name=before.name if before is not None else None)
+    if not merged.fits:
+        calibration.remove(report.path)
+        return report
+    facts: dict[str, Any] = {
+        "made_by": f"openjev {__version__}",
+        **calibration_output.facts(report.types),
+        **{kind: before.facts.get(kind) for kind in merged.carried if before is not None},
+    }
+    name = calibration.name_of(report.path, report.made_for, merged.fits)
+    calibration.write(report.path, calibration.Calibration(name, report.made_for, merged.fits, facts))
+    return replace(report, name=name)

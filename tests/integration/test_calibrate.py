@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,13 +67,21 @@ def with_stored(openjev: Command) -> str:
     if "stored" not in _KEPT:
         calibrate(openjev, labelled(openjev))
         _KEPT["stored"] = stored(openjev).read_bytes()
-    stored(openjev).parent.mkdir(parents=True, exist_ok=True)
-    stored(openjev).write_bytes(_KEPT["stored"])
-    return calibration.read(stored(openjev)).name
+        _KEPT["name"] = stored(openjev).name.encode()
+    path = folder(openjev) / _KEPT["name"].decode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_KEPT["stored"])
+    return calibration.read(path).name
 
 
-def stored(openjev: Command, name: str = "tiny-hybrid") -> Path:
-    return openjev.cwd / "config" / "openjev" / "calibration" / f"{name}.json"
+def folder(openjev: Command) -> Path:
+    return openjev.cwd / "config" / "openjev" / "calibration"
+
+
+def stored(openjev: Command) -> Path:
+    """Return the one calibration that is stored."""
+    (path,) = folder(openjev).glob("tiny-hybrid-*.json")
+    return path
 
 
 def calibrate(openjev: Command, *arguments: str | Path) -> dict[str, Any]:
@@ -218,10 +227,8 @@ def test_a_second_run_keeps_the_first_as_bak_and_changes_nothing_else(openjev: C
     again = calibrate(openjev, labelled(openjev))
     # Measured without the calibration that was already there.
     assert again["calibration"] == first
-    assert sorted(path.name for path in stored(openjev).parent.iterdir()) == [
-        "tiny-hybrid.json",
-        "tiny-hybrid.json.bak",
-    ]
+    name = stored(openjev).name
+    assert sorted(path.name for path in folder(openjev).iterdir()) == [name, f"{name}.bak"]
 
 
 def test_biases_are_fitted_for_the_types_they_belong_to(openjev: Command) -> None:
@@ -243,14 +250,14 @@ def test_labels_that_do_not_fit_the_model_store_nothing(openjev: Command) -> Non
     report = calibrate(openjev, path)
     assert (report["calibration"], report["file"]) == (None, None)
     assert not report["types"]["noul"]["tried"][0]["kept"]
-    assert not stored(openjev).exists()
+    assert not folder(openjev).exists()
     assert "calibration" not in ask(openjev)[0]
 
 
 def test_the_file_can_be_another_one(openjev: Command) -> None:
     report = calibrate(openjev, labelled(openjev), "--output", "mine.json")
     assert report["file"] == "mine.json"
-    assert not stored(openjev).exists()
+    assert not folder(openjev).exists()
     assert "calibration" not in ask(openjev)[0]
     assert ask(openjev, "--calibration", "mine.json")[0]["calibration"] == report["calibration"]
 
@@ -264,7 +271,9 @@ def test_a_calibration_of_letters_is_not_applied_to_words(openjev: Command) -> N
 
 def test_words_can_be_calibrated_and_read_in_orders(openjev: Command) -> None:
     words = ("--readout", "words")
+    of_letters = with_stored(openjev)
     report = calibrate(openjev, labelled(openjev), *words)
+    assert ask(openjev)[0]["calibration"] == of_letters
     assert report["types"]["noul"]["tried"]
     if report["calibration"] is not None:
         wire, notices = ask(openjev, *words, "--orders", "2")
@@ -280,7 +289,7 @@ def test_packed_rows_and_the_table(openjev: Command) -> None:
     assert result.returncode == 0, result.stderr.decode()
     for words in ("accuracy", "ECE, 15 bins", "NLL", "Brier", "automate at 5% error", "temperature: NLL"):
         assert words in text
-    assert text.splitlines()[-1].startswith("stored as tiny-hybrid@")
+    assert text.splitlines()[-1].startswith("stored as tiny-hybrid-")
 
 
 def test_a_row_that_cannot_be_asked_is_counted_and_the_others_are_used(openjev: Command) -> None:
@@ -334,3 +343,22 @@ def test_the_example_rows_can_be_used(openjev: Command) -> None:
     report = calibrate(openjev, ROOT / "examples" / "labelled.jsonl", "--label-prior", "--position-bias")
     assert set(report["types"]) == {"noul", "choice", "score"}
     assert [held["not_tried"] for held in report["types"].values()] == [None, None, None]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_started(offline: Command) -> None:
+    good = {"id": "a", "state": "x", "question": REFUND, "label": True}
+    (offline.cwd / "rows.jsonl").write_text(json.dumps(good) + "\n")
+    for option in ("--output", "--plot"):
+        result = offline("calibrate", "rows.jsonl", option, "rows.jsonl/x")
+        assert (result.stdout, result.returncode) == (b"", 2)
+        assert f"{option} rows.jsonl/x: no file can be written there" in result.stderr.decode()
+
+
+def test_a_model_file_whose_name_is_no_utf_8_can_be_calibrated(openjev: Command, generated: Path) -> None:
+    rows = labelled(openjev)
+    model = openjev.cwd / os.fsdecode(b"mod\xffel.gguf")
+    model.symlink_to(generated / "tiny-hybrid.gguf")
+    report = calibrate(openjev, rows, "--model", model)
+    found = calibration.read(Path(report["file"]))
+    assert found.made_for.model == report["model"]
+    assert ask(openjev, "--model", model)[0]["calibration"] == report["calibration"]

@@ -101,6 +101,22 @@ def test_rows_with_different_numbers_of_options_share_their_labels_biases() -> N
     assert differences == pytest.approx([1.5, 1.5], abs=0.3)
 
 
+def test_what_was_not_tried_is_carried_over_and_what_no_longer_helps_is_removed() -> None:
+    before: dict[calibration.Type, Fit] = {"noul": Fit(1.5), "choice": Fit(2.0), "score": Fit(3.0)}
+    failed = calibration.Trial("temperature", 0.5, 0.6)
+    now: dict[calibration.Type, calibration.Fitted] = {
+        "noul": calibration.Fitted(Fit(), (failed,)),
+        "score": calibration.Fitted(Fit(), reason="3 rows to fit and 2 held out: 10 and 5 are needed"),
+    }
+    assert calibration.merge(before, now) == (
+        {"choice": Fit(2.0), "score": Fit(3.0)},
+        ("choice", "score"),
+        ("noul",),
+    )
+    now["choice"] = calibration.Fitted(Fit(4.0))
+    assert calibration.merge(before, now).fits == {"choice": Fit(4.0), "score": Fit(3.0)}
+
+
 def test_too_few_rows_are_not_fitted_and_the_reason_is_given() -> None:
     few = drawn(17, 9, 2, Fit())
     assert calibration.fit("noul", few, few) == calibration.Fitted(
@@ -189,6 +205,10 @@ def test_a_name_tells_one_calibration_from_another(tmp_path: Path) -> None:
         ({"types": {"noul": {}}}, "temperature"),
         ({"made_for": {}}, "not a calibration"),
         ({"types": []}, "not a calibration"),
+        ({"types": {"noul": {"temperature": 10**400}}}, "a number is too large"),
+        ({"types": {"noul": {"temperature": 1, "prior": [math.inf]}}}, "inf is no number"),
+        ({"made_for": {**HERE._asdict(), "readout": None}}, "made_for.readout is no text"),
+        ({"made_for": {**HERE._asdict(), "model": [[]]}}, "made_for.model is no text"),
     ],
 )
 def test_a_damaged_file_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -201,7 +221,7 @@ def test_a_damaged_file_is_refused(change: dict[str, object], message: str, tmp_
     assert str(path) in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1}', "[" * 100_000])
 def test_a_file_that_is_no_calibration_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
@@ -239,6 +259,44 @@ def test_one_made_for_something_else_is_not_applied_and_the_notice_says_why(
     assert notice is not None
     assert named in notice
     assert str(path) in notice
+
+
+def kept_for(folder: Path, made_for: MadeFor, **fits: Fit) -> Path:
+    path = folder / f"fast-{made_for.key}.json"
+    stored(path, made_for, **fits)
+    return path
+
+
+def test_a_key_stands_for_everything_but_the_name() -> None:
+    assert HERE.key == HERE._replace(model="the same under another name").key
+    changed: list[dict[str, str]] = [{field: "x"} for field in MadeFor._fields[1:]]
+    assert len({HERE.key, *(HERE._replace(**one).key for one in changed)}) == 5
+
+
+def test_of_several_stored_the_one_for_what_answers_is_applied(tmp_path: Path) -> None:
+    words = HERE._replace(readout="words", wording="e" * 16)
+    other = HERE._replace(model_sha256="b" * 64)
+    paths = [kept_for(tmp_path, one, noul=Fit(2.0)) for one in (HERE, words, other)]
+    for made_for, path in zip((HERE, words, other), paths, strict=True):
+        assert calibration.stored_for(paths, made_for) == (calibration.read(path), None)
+
+
+def test_when_none_is_for_what_answers_the_notice_is_about_the_nearest(tmp_path: Path) -> None:
+    near, far = HERE._replace(wording="e" * 16), HERE._replace(readout="words", wording="e" * 16)
+    paths = [kept_for(tmp_path, one, noul=Fit(2.0)) for one in (far, near)]
+    found, notice = calibration.stored_for(paths, HERE)
+    assert found is None
+    assert notice is not None
+    assert "another wording;" in notice
+
+
+def test_a_damaged_one_matters_only_where_it_would_be_applied(tmp_path: Path) -> None:
+    damaged = kept_for(tmp_path, HERE, noul=Fit(2.0))
+    damaged.write_text("{")
+    words = HERE._replace(readout="words")
+    assert calibration.stored_for([damaged], words) == (None, None)
+    with pytest.raises(errors.InputError, match="not a calibration"):
+        calibration.stored_for([damaged], HERE)
 
 
 def test_an_unknown_model_is_never_the_same_as_another_unknown_one() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -55,6 +57,17 @@ def test_json_holds_both_sides_of_every_measure(tmp_path: Path) -> None:
     assert wire["types"]["score"]["held_out"] == {}
 
 
+def test_a_score_is_judged_by_its_level_which_a_temperature_can_move(tmp_path: Path) -> None:
+    # (0.47, 0.24, 0.29): level 0 is the most probable one, level 1 the answer; sharpened it is level 0.
+    row = Scored((0.5, -0.2, 0.0), 1)
+    tried = Tried(20, (row,), Fitted(Fit(0.2)))
+    found = calibration_output.compared({"score": tried})
+    assert (found["before"]["accuracy"], found["after"]["accuracy"]) == (1.0, 0.0)
+    assert found["before"]["ece"] == pytest.approx(1 - 0.236, abs=1e-3)
+    as_choice = calibration_output.compared({"choice": tried})
+    assert (as_choice["before"]["accuracy"], as_choice["after"]["accuracy"]) == (0.0, 0.0)
+
+
 def test_the_table_has_a_row_for_each_measure_of_each_type(tmp_path: Path) -> None:
     rows = calibration_output.table_rows(report(tmp_path / "fast.json"))
     assert [row[0] for row in rows[:8]] == [
@@ -86,8 +99,23 @@ def test_below_it_stands_what_was_tried_kept_and_stored(tmp_path: Path) -> None:
     last = calibration_output.text_lines(report(path, None))[-1]
     assert last == "nothing to store: the probabilities are used as they are"
     path.write_text("{}")
-    last = calibration_output.text_lines(report(path, None))[-1]
-    assert last == f"nothing to store; {path} stays as it was"
+    nothing = replace(report(path, None), types={})
+    assert calibration_output.text_lines(nothing)[-1] == f"nothing to store; {path} stays as it was"
+
+
+def test_what_becomes_of_fits_that_were_stored_before_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "fast.json"
+    both = replace(report(path), carried=("choice",), removed=("score",))
+    assert calibration_output.text_lines(both)[-3:] == [
+        "choice: not fitted now; its stored fit stays",
+        "score: nothing helps now; its stored fit is removed",
+        f"stored as fast@12345678: {path}",
+    ]
+    gone = replace(report(path, None), types={}, removed=("score",))
+    last = calibration_output.text_lines(gone)[-1]
+    assert last == f"nothing to store; what was stored is now {path}.bak"
+    wire = calibration_output.to_json(both)
+    assert (wire["carried_over"], wire["removed"]) == (["choice"], ["score"])
 
 
 def test_the_diagram_is_well_formed_and_holds_both_series(tmp_path: Path) -> None:
@@ -127,11 +155,59 @@ def test_a_diagram_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> N
         calibration_output.write_plot(tmp_path / "gone" / "plot.svg", report(tmp_path / "fast.json"))
 
 
+def test_a_diagram_that_fails_leaves_no_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partials: list[Path] = []
+
+    def fail(partial: Path, target: Path) -> None:
+        partials.append(partial)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(errors.InputError, match="No space left on device"):
+        calibration_output.write_plot(tmp_path / "plot.svg", report(tmp_path / "fast.json"))
+    assert [one.name for one in partials] == [f".plot.svg.{os.getpid()}.part"]
+    assert not list(tmp_path.glob("*plot*"))
+
+
+def places_without_a_file(folder: Path) -> list[Path]:
+    (folder / "file").touch()
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    return [folder, folder / "file" / "x", folder / "loop", folder / "pipe", folder / ("x" * 300)]
+
+
 def test_a_place_that_is_no_file_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    calibration_output.check_plot(tmp_path / "plot.svg")
-    for path in (tmp_path, tmp_path / "gone" / "plot.svg"):
+    calibration_output.check_plot(tmp_path / "plot.svg", 1)
+    for path in (*places_without_a_file(tmp_path), tmp_path / "gone" / "plot.svg"):
         with pytest.raises(errors.InputError, match="no file can be written there"):
-            calibration_output.check_plot(path)
+            calibration_output.check_plot(path, 1)
+
+
+def test_a_place_to_store_is_refused_like_one_for_a_diagram_but_its_folder_is_made(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to("target")
+    for path in (tmp_path / "fast.json", tmp_path / "new" / "folder" / "fast.json", tmp_path / "linked"):
+        calibration_output.check_output(path, name="x")
+    for path in places_without_a_file(tmp_path):
+        with pytest.raises(errors.InputError, match="mine: no file can be written there"):
+            calibration_output.check_output(path, name="mine")
+
+
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The file system is not asked: root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for check in (
+        lambda: calibration_output.check_plot(tmp_path / "plot.svg", 1),
+        lambda: calibration_output.check_output(tmp_path / "new" / "fast.json", name="x"),
+    ):
+        with pytest.raises(errors.InputError, match="no file can be written there"):
+            check()
+
+
+def test_a_diagram_without_a_held_out_row_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match="no row is held out"):
+        calibration_output.check_plot(tmp_path / "plot.svg", 0)
 
 
 def test_a_diagram_of_no_rows_is_refused(tmp_path: Path) -> None:

@@ -379,6 +379,25 @@ def test_a_calibration_is_off_or_a_file(text: str, expected: str, home: Path, pr
 def test_a_calibration_is_stored_beside_the_user_file_under_a_safe_name(home: Path, project: Path) -> None:
     loaded = config.load({}, env={"HOME": str(home)}, cwd=project)
     folder = home / ".config" / "openjev" / "calibration"
-    assert loaded.calibration_file("fast") == folder / "fast.json"
-    assert loaded.calibration_file("../../My model-Q4_K.v2") == folder / "_.._My_model-Q4_K.v2.json"
-    assert loaded.calibration_file("..") == folder / "_.json"
+    key = "0123abcd"
+    assert loaded.calibration_file("fast", key) == folder / f"fast-{key}.json"
+    assert (
+        loaded.calibration_file("../../My model-Q4_K.v2", key) == folder / f"_.._My_model-Q4_K.v2-{key}.json"
+    )
+    assert loaded.calibration_file("..", key) == folder / f"_-{key}.json"
+    long = loaded.calibration_file("模" * 80, key)
+    assert long is not None
+    assert len(long.name.encode()) < 200
+
+
+def test_the_calibrations_of_a_model_are_found_whatever_they_were_made_for(home: Path, project: Path) -> None:
+    loaded = config.load({}, env={"HOME": str(home)}, cwd=project)
+    assert loaded.calibration_files("fast") == ()
+    folder = home / ".config" / "openjev" / "calibration"
+    folder.mkdir(parents=True)
+    own = ["fast-0000000a.json", "fast-fffffff0.json"]
+    others = ["fast.json", "fast-0000000a.json.bak", "fast-8b-0000000a.json", "xfast-0000000a.json"]
+    for name in (*own, *others):
+        (folder / name).touch()
+    assert loaded.calibration_files("fast") == tuple(folder / name for name in own)
+    assert loaded.calibration_files("fast-8b") == (folder / "fast-8b-0000000a.json",)

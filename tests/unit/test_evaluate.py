@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,10 +17,12 @@ import baseline_tfidf
 import evaluate
 import readout_numbers as numbers
 
-from openjev_cli import answers, questions
+from openjev_cli import answers, decide, errors, questions, request, timing
+from openjev_cli import state as states
 
 CHOICE = questions.Choice("q", "Which?", tuple(questions.Option(name) for name in ("a", "b", "c")))
 NOUL = questions.Noul("q", "Is it?")
+SCORE = questions.Score("q", "How?", tuple(questions.Level(name, name) for name in ("a", "b", "c")))
 
 
 def test_a_choice_is_asked_in_other_orders_each_once() -> None:
@@ -40,6 +45,90 @@ def test_probabilities_go_back_to_the_written_order() -> None:
     answer = answers.answer(shown, (0.5, 0.2, 0.3))
     assert evaluate.distribution(answer, order) == (0.2, 0.3, 0.5)
     assert evaluate.distribution(answers.answer(NOUL, (0.9, 0.1)), (0, 1)) == pytest.approx((0.9, 0.1))
+
+
+class Answering:
+    """Stands in for a session: every question is answered with these probabilities, or fails."""
+
+    def __init__(
+        self, answered: Sequence[float] | errors.OpenjevError, *, reworded: Sequence[float] = ()
+    ) -> None:
+        self._answered = answered
+        self._reworded = reworded
+
+    def workers(self, n_questions: int) -> int:
+        return 1
+
+    def decide(self, asked: request.Request, stages: timing.Stages) -> answers.Decision:
+        if isinstance(self._answered, errors.OpenjevError):
+            raise self._answered
+        typed = tuple(
+            answers.answer(one, self._reworded if one.id.startswith("w") else self._answered)
+            for one in asked.questions
+        )
+        return answers.Decision(
+            "m", typed, answers.Usage(1, 1), stages.finish(queue_ms=0.0, inference_ms=0.0)
+        )
+
+
+def measured(
+    question: questions.Question,
+    session: Answering,
+    relabelled: Answering | None = None,
+    *,
+    rewordings: int = 0,
+) -> numbers.Asked | str:
+    item = evaluate.Item(
+        "r1", "t", "seen", request.Request(states.from_text("x"), (question,)), 0, ((0, 1, 2),), rewordings
+    )
+    held = cast("decide.Session", session), cast("decide.Session | None", relabelled)
+    (one,) = evaluate.measured([item], *held)
+    return one
+
+
+TOO_FEW = errors.EngineError("a question has 302 options, but this model has only 255", next_step="split it")
+
+
+def test_a_row_that_the_engine_refuses_is_counted_and_does_not_end_the_run() -> None:
+    assert measured(CHOICE, Answering(TOO_FEW)) == f"r1: {TOO_FEW.message}"
+
+
+def test_a_model_with_too_few_letters_is_not_asked_with_other_ones() -> None:
+    one = measured(CHOICE, Answering((0.2, 0.7, 0.1)), Answering(TOO_FEW))
+    assert isinstance(one, numbers.Asked)
+    assert one.relabelled is None
+    assert one.probabilities == (0.2, 0.7, 0.1)
+
+
+def test_rows_are_sent_as_the_settings_say(tmp_path: Path) -> None:
+    row = {
+        "id": "1",
+        "state": {"a": 1, "b": 2},
+        "question": {"type": "noul", "instructions": "Is it?"},
+        "label": True,
+    }
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+
+    def state(compact: bool) -> str:
+        (item,) = evaluate.choose(tmp_path, ("unused",), (), 0, 0, compact=compact)
+        return item.asked.state.text
+
+    assert state(True) == '{"a":1,"b":2}'
+    assert state(False) != state(True)
+
+
+def test_a_stored_calibration_is_left_out_unless_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "openjev").mkdir()
+    (tmp_path / "openjev" / "config.toml").write_text('calibration = "/mine.json"\n')
+
+    def calibration(*words: str) -> Any:
+        return evaluate.settings_of(evaluate.arguments(["--data", "x", *words])).calibration
+
+    assert calibration() == "off"
+    assert calibration("--set", "calibration=/other.json") == Path("/other.json")
 
 
 def asked(
@@ -82,6 +171,26 @@ def test_few_options_are_counted_apart() -> None:
     found = numbers.summary([many, asked(0, 0.9, 0.1)], numbers.Labels())
     assert found["accuracy"] == 0.5
     assert found["few_options"] == {"rows": 1, "accuracy": 1.0}
+
+
+def test_a_score_is_judged_by_its_level_not_by_the_most_probable_one() -> None:
+    p = (0.4, 0.2, 0.4)
+    assert answers.answer(SCORE, p).value == "b"
+    row = numbers.Asked("t", "seen", "score", ("a", "b", "c"), 1, p)
+    found = numbers.report([row], {"t": counted([row])})
+    one = found["tasks"]["t"]
+    assert (one["accuracy"], one["kinds"]["score"]["accuracy"], one["few_options"]["accuracy"]) == (1, 1, 1)
+    assert one["ece"] == 0.8
+    assert found["parts"]["seen"]["pooled"]["accuracy"] == 1
+    assert found["parts"]["seen"]["pooled"]["ece"] == 0.8
+
+
+def test_another_wording_of_a_score_changes_the_answer_when_the_level_changes() -> None:
+    # The most probable level is the same, the answer is not.
+    turning = Answering((0.4, 0.2, 0.4), reworded=(0.7, 0.2, 0.1))
+    one = measured(SCORE, turning, rewordings=1)
+    assert isinstance(one, numbers.Asked)
+    assert one.reworded == (1, 1)
 
 
 def test_order_sensitivity_counts_orders_and_rows() -> None:

@@ -54,7 +54,7 @@ def test_a_label_is_the_place_of_the_right_option(tmp_path: Path) -> None:
     ]
     assert [type(one.question) for one in found] == [Noul, Noul, Choice, Score, Noul]
     assert [one.state.kind for one in found] == ["text", "text", "text", "json", "chat"]
-    assert labelled.check(path) == 5
+    assert len(labelled.check(path)) == 5
 
 
 def test_packed_rows_are_read_whatever_the_name(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_packed_rows_are_read_whatever_the_name(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     other = packed.rename(tmp_path / "rows")
     assert [one.id for one in read(other)] == ["a", "b"]
-    assert labelled.check(other) == 2
+    assert len(labelled.check(other)) == 2
 
 
 def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_a_file_that_is_not_there_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_the_example_is_what_it_shows() -> None:
-    assert labelled.check(EXAMPLE) == 72
+    assert len(labelled.check(EXAMPLE)) == 72

@@ -11,15 +11,17 @@ from openjev_cli import metrics
 # Three rows of two options and one of three: right, right, wrong, right.
 P = [(0.9, 0.1), (0.3, 0.7), (0.62, 0.38), (0.2, 0.6, 0.2)]
 LABELS = [0, 1, 1, 1]
+DECIDED = [0, 1, 0, 1]
+SURE = [0.9, 0.7, 0.62, 0.6]
+RIGHT = [True, True, False, True]
 
 
-def test_accuracy_counts_the_most_probable_option() -> None:
-    assert metrics.accuracy(P, LABELS) == 0.75
-
-
-def test_a_tie_goes_to_the_option_that_was_written_first() -> None:
-    assert metrics.correct([(0.5, 0.5)], [0]) == [True]
-    assert metrics.correct([(0.5, 0.5)], [1]) == [False]
+def test_accuracy_and_confidence_are_those_of_the_answer() -> None:
+    assert metrics.correct(DECIDED, LABELS) == RIGHT
+    assert metrics.accuracy(RIGHT) == 0.75
+    assert metrics.confidences(P, DECIDED) == SURE
+    # An answer need not be the most probable option.
+    assert metrics.confidences([(0.4, 0.2, 0.4)], [1]) == [0.2]
 
 
 def test_nll_is_the_mean_log_of_what_the_right_option_got() -> None:
@@ -36,11 +38,11 @@ def test_brier_sums_over_all_options() -> None:
 def test_ece_of_a_hand_computed_example() -> None:
     # 5 bins: (0.4, 0.6] holds 0.6 (right); (0.6, 0.8] holds 0.7 (right) and 0.62 (wrong); (0.8, 1] holds 0.9.
     gaps = 1 * abs(1 - 0.6) + 2 * abs(0.5 - 0.66) + 1 * abs(1 - 0.9)
-    assert metrics.ece(P, LABELS, bins=5) == pytest.approx(gaps / 4, abs=1e-12)
+    assert metrics.ece(SURE, RIGHT, bins=5) == pytest.approx(gaps / 4, abs=1e-12)
 
 
 def test_a_reliability_bin_holds_its_upper_end() -> None:
-    bins = metrics.reliability_bins([(0.2, 0.2, 0.2, 0.2, 0.2), (1.0, 0.0)], [0, 1], bins=5)
+    bins = metrics.reliability_bins([0.2, 1.0], [True, False], bins=5)
     assert [one.count for one in bins] == [1, 0, 0, 0, 1]
     assert (bins[0].confidence, bins[0].accuracy) == (0.2, 1.0)
     assert (bins[4].low, bins[4].high, bins[4].accuracy) == (0.8, 1.0, 0.0)
@@ -74,6 +76,8 @@ def test_wilson_interval_of_a_known_example() -> None:
 
 
 def test_no_rows_have_no_measure() -> None:
-    for measure in (metrics.accuracy, metrics.nll, metrics.brier, metrics.ece):
+    for measure in (metrics.nll, metrics.brier, metrics.ece):
         with pytest.raises(ValueError, match="no rows"):
             measure([], [])
+    with pytest.raises(ValueError, match="no rows"):
+        metrics.accuracy([])
