@@ -8,7 +8,7 @@ log-probabilities. The interface is described in `tools/server/server-decide.h` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from openjev_cli import errors, prompt
@@ -16,8 +16,9 @@ from openjev_cli.engine.client import Client
 from openjev_cli.engine.facts import Facts
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading
 
-# What one /decide takes.
+# What one /decide takes: questions, and readings of them (DECIDE_MAX_READINGS in server-decide.cpp).
 MAX_QUESTIONS = 64
+MAX_READINGS = 1024
 
 
 class Patched:
@@ -29,14 +30,13 @@ class Patched:
     def evaluate(
         self, asked: prompt.Prompt, facts: Facts, caching: Caching, progress: Progress | None
     ) -> tuple[Evaluation, Facts]:
-        """Have all questions read in one request (one for each 64)."""
+        """Have all questions read in one request, or in as few as take them."""
         readings: list[Reading] = []
         queue_ms = inference_ms = 0.0
         prefix_tokens = 0
         if progress is not None:
             progress(0, 1)
-        for first in range(0, len(asked.suffixes), MAX_QUESTIONS):
-            suffixes = asked.suffixes[first : first + MAX_QUESTIONS]
+        for suffixes in chunks(asked.suffixes):
             reply = self._client.post("/decide", body(asked, suffixes, facts, caching))
             try:
                 readings += _readings(reply, suffixes)
@@ -50,6 +50,23 @@ class Patched:
                     next_step="build it again: scripts/build-llama.sh",
                 ) from exc
         return Evaluation(tuple(readings), queue_ms, inference_ms, prefix_tokens), facts
+
+
+def chunks(suffixes: Sequence[prompt.Suffix]) -> Iterator[tuple[prompt.Suffix, ...]]:
+    """Yield the questions in order, as many at a time as one /decide takes."""
+    chunk: list[prompt.Suffix] = []
+    readings = 0
+    for suffix in suffixes:
+        # Labels are one reading. Options are one for each point where they part: a trie of n leaves has n - 1 at
+        # most, so that any question fits alone.
+        more = len(suffix.options) - 1 if suffix.options else 1
+        if chunk and (len(chunk) == MAX_QUESTIONS or readings + more > MAX_READINGS):
+            yield tuple(chunk)
+            chunk, readings = [], 0
+        chunk.append(suffix)
+        readings += more
+    if chunk:
+        yield tuple(chunk)
 
 
 def body(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -140,6 +141,21 @@ def test_repeated_and_reordered_questions_have_the_same_answers(
         expected = pytest.approx(distribution(answer), abs=1e-5)
         assert distribution(again[name]) == expected
         assert distribution(cold[name]) == expected
+
+
+def test_options_that_part_at_more_points_than_one_request_takes_are_read_in_several(
+    openjev: Command,
+) -> None:
+    names = [" ".join(letters) for letters in itertools.product("xy", repeat=4)]
+    names[:2] = [f"{name} {last}" for name in names[:2] for last in "xy"]
+    # 18 options part at 17 points: 1088 in 64 questions, and the engine takes 1024.
+    questions = tuple(f"q{i}: Which is number {i}? [{' | '.join(names)}]" for i in range(64))
+    together = probabilities(openjev, "I paid twice.", *asking(questions), *WORDS)
+    assert len(together) == 64
+    for i in (0, 63):
+        alone = probabilities(openjev, "I paid twice.", *asking(questions[i : i + 1]), *WORDS)
+        expected = pytest.approx(distribution(alone[f"q{i}"]), abs=1e-5)
+        assert distribution(together[f"q{i}"]) == expected
 
 
 def distribution(answer: dict[str, Any]) -> list[float]:
