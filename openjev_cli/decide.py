@@ -486,7 +486,7 @@ class Session:
         return calibration.in_use(path, self._made_for(engine))
 
     def _refuse_unseen(self) -> None:
-        """Raise ModelError if the model of a managed server cannot see, before it is started for that."""
+        """Raise SightError if the model of a managed server cannot see, before it is started for that."""
         with self._lock:
             if self._config.connect is None and self._resolved().mmproj is None:
                 raise _sees_nothing(self._resolved().name)
@@ -642,7 +642,7 @@ def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
 
         return Patched(client)
     if asked.images and is_words:
-        raise errors.ServerError(
+        raise errors.InputError(
             "this llama-server cannot read options by their own text beside images",
             next_step="build ours: scripts/build-llama.sh; or read letters: --readout letters",
         )
@@ -668,9 +668,9 @@ def _check_orders(engine: Engine, request: Request) -> None:
         )
 
 
-def _sees_nothing(model: str) -> errors.ModelError:
+def _sees_nothing(model: str) -> errors.SightError:
     seeing = ", ".join(name for name, one in profiles.PROFILES.items() if one.projector is not None)
-    return errors.ModelError(
+    return errors.SightError(
         f"{model} does not see images: it has no projector",
         next_step=f"ask a profile that sees ({seeing}): -p NAME; or give the projector: --mmproj FILE",
     )

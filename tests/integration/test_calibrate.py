@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import subprocess
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from openjev_cli import calibration
-from tests.conftest import ROOT, Command
+from tests.conftest import CASES, ROOT, Command
 
 REFUND = {"type": "noul", "instructions": "Does the customer ask for a refund?"}
 TEAM = {
@@ -263,13 +264,15 @@ def test_packed_rows_and_the_table(openjev: Command) -> None:
 
 def test_a_row_that_cannot_be_asked_is_counted_and_the_others_are_used(openjev: Command) -> None:
     path = labelled(openjev)
-    long = {"id": "long", "state": "word " * 60_000, "question": REFUND, "label": True}
-    path.write_text(path.read_text() + json.dumps(long) + "\n")
+    url = "data:image/png;base64," + base64.b64encode((CASES / "C01_plain.png").read_bytes()).decode()
+    seen = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    for id, bad in (("long", "word " * 60_000), ("seen", seen)):
+        row = {"id": id, "state": bad, "question": REFUND, "label": True}
+        path.write_text(path.read_text() + json.dumps(row) + "\n")
     result = openjev("calibrate", path, "-f", "json")
-    assert result.returncode == 6
-    assert (
-        result.stderr.decode().splitlines()[-1] == f"note: 1 of {N + 1} rows could not be asked: line {N + 1}"
-    )
+    assert result.returncode == 6, result.stderr.decode()
+    told = result.stderr.decode().splitlines()[-1]
+    assert told == f"note: 2 of {N + 2} rows could not be asked: lines {N + 1}, {N + 2}"
     assert json.loads(result.stdout)["calibration"] is not None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openjev_cli import labels, words
-from tests.conftest import Command
+from tests.conftest import CASES, Command
 from tests.integration.decide_server import TOLERANCE, Server, some_tokens
 
 END = 2
@@ -183,6 +183,15 @@ def test_options_that_look_the_same_are_refused_with_what_to_do(openjev: Command
         run = openjev("ask", "--text", "x", "-q", "-", *WORDS, stdin=asked, env=env)
         assert run.returncode == 2, run.stderr.decode()
         assert b"--readout letters" in run.stderr
+
+
+def test_a_stock_engine_refuses_words_beside_images_as_input(
+    openjev: Command, stock_server: Path, tiny_projector: Path
+) -> None:
+    picture = ("ask", CASES / "C01_plain.png", "-Q", "Is it red?", "--mmproj", tiny_projector, *WORDS)
+    run = openjev(*picture, env={"OPENJEV_LLAMA_SERVER": str(stock_server)})
+    assert (run.returncode, run.stdout) == (2, b""), run.stderr.decode()
+    assert b"by their own text beside images" in run.stderr
 
 
 def test_explain_shows_the_options_as_they_are_read(openjev: Command) -> None:
