@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from openjev_cli import errors, prompt
-from openjev_cli.engine.client import Client
+from openjev_cli.engine.client import Client, no_words
 from openjev_cli.engine.facts import Facts
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading
 
 # What one /decide takes: questions, and readings of them (DECIDE_MAX_READINGS in server-decide.cpp).
 MAX_QUESTIONS = 64
 MAX_READINGS = 1024
+# What it says of options that their tokens do not tell apart: no fault of the engine.
+_NOT_TOLD_APART = ("has the end token in it", "has the same tokens as another option")
 
 
 class Patched:
@@ -37,7 +39,7 @@ class Patched:
         if progress is not None:
             progress(0, 1)
         for suffixes in chunks(asked.suffixes):
-            reply = self._client.post("/decide", body(asked, suffixes, facts, caching))
+            reply = self._post(body(asked, suffixes, facts, caching))
             try:
                 readings += _readings(reply, suffixes)
                 times = reply["timings_ms"]
@@ -50,6 +52,15 @@ class Patched:
                     next_step="build it again: scripts/build-llama.sh",
                 ) from exc
         return Evaluation(tuple(readings), queue_ms, inference_ms, prefix_tokens), facts
+
+    def _post(self, sent: dict[str, Any]) -> Any:
+        try:
+            return self._client.post("/decide", sent)
+        except errors.EngineError as exc:
+            why = next((f"an option {one}" for one in _NOT_TOLD_APART if one in exc.message), None)
+            if why is None:
+                raise
+            raise no_words(why) from exc
 
 
 def chunks(suffixes: Sequence[prompt.Suffix]) -> Iterator[tuple[prompt.Suffix, ...]]:
