@@ -457,7 +457,7 @@ class Session:
             models.digest(known, self._config) if known is not None else None,
             plan.adapter.sha256 if plan.adapter else None,
             str(plan),
-            provenance.wording(plan.kind),
+            provenance.wording(plan),
         )
 
     def _calibration(self, engine: Engine) -> Calibration | None:

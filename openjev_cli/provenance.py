@@ -95,7 +95,7 @@ def of_running(running: record.Running, model: models.Model, config: Config, fac
         machine=machine,
         argv=relevant(running.argv),
         template=facts.template,
-        wording=wording(model.readout.kind),
+        wording=wording(model.readout),
         settings=settings(config, model.readout),
     )
 
@@ -117,7 +117,7 @@ def of_connected(address: str, config: Config, facts: Facts) -> Provenance:
         machine=machine,
         argv=(),
         template=facts.template,
-        wording=wording(readout.kind),
+        wording=wording(readout),
         settings=settings(config, readout),
     )
 
@@ -140,13 +140,14 @@ def relevant(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def wording(readout: str) -> str:
+def wording(readout: profiles.Readout) -> str:
     """Return a digest of what openjev itself writes round states, questions and options."""
     replies: tuple[str, ...] = (prompt.REPLY_OPTION, prompt.REPLY_LEVEL)
-    if readout == "words":
+    if readout.kind == "words":
         replies = (prompt.BULLET, prompt.REPLY_OPTION_WORDS, prompt.REPLY_LEVEL_WORDS, prompt.ANSWER_WORDS)
     words = (prompt.ASK, prompt.OPTIONS, prompt.LEVELS, *replies)
-    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING]))
+    stateless = (prompt.NO_STATE,) if readout.prior else ()
+    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING, *stateless]))
 
 
 def cpu_features() -> tuple[str, str]:
