@@ -332,7 +332,7 @@ class Service:
         return self._reply(
             call,
             200,
-            decision.to_wire(with_timing=self._config.response_timing),
+            decision.to_wire(with_timing=self._config.response_timing, is_http=True),
             spent=decision.timing,
             model=decision.model,
             cached_tokens=decision.usage.cached_tokens,

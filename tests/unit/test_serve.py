@@ -14,6 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from jevcompat import validate
+from jevcompat.client import Response
 
 from openjev_cli import answers, api, config, decide, errors, listen, profiles, serve
 from openjev_cli.admission import Gate
@@ -39,6 +40,7 @@ class Engine:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.tokens = 10
+        self.calibration: str | None = None
         self.distribution: Distribution = lambda n: [1.0] + [0.0] * (n - 1)
 
     def slots(self) -> int:
@@ -66,7 +68,13 @@ class Engine:
             answers.answer(q, self.distribution(n)) for q, n in zip(asked.questions, sizes, strict=True)
         )
         usage = answers.Usage(self.tokens, len(typed), cached_tokens=3)
-        return answers.Decision("model-x", typed, usage, stages.finish(queue_ms=0.0, inference_ms=0.0))
+        return answers.Decision(
+            "model-x",
+            typed,
+            usage,
+            stages.finish(queue_ms=0.0, inference_ms=0.0),
+            calibration=self.calibration,
+        )
 
 
 class Running:
@@ -184,6 +192,15 @@ def test_a_question_is_answered_in_the_wire_shape(service: Running) -> None:
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-openjev-model"] == "model-x"
     assert reply.headers["x-openjev-cached-tokens"] == "3"
+
+
+def test_what_the_api_does_not_know_has_a_name_that_says_so() -> None:
+    with running(response_timing=False) as service:
+        service.engine.calibration = "fast@1"
+        reply = service.ask()
+        assert reply.json()["x_calibration"] == "fast@1"
+        seen = Response(200, dict(reply.headers), reply.content, 0.0, reply.json())
+        assert validate.validate_success(BODY, seen) == []
 
 
 def test_what_is_no_http_gets_a_reply_of_the_same_shape(service: Running) -> None:
