@@ -108,6 +108,8 @@ class Session:
         self._provenance: Provenance | None = None
         # What calibrates the answers of this engine, once it was looked for, and the notice about it.
         self._calibrated: tuple[Calibration | None, str | None] | None = None
+        # By file as it was when it was first looked for, None where none was: later engines get the same.
+        self._calibrations: dict[Path, Calibration | None] = {}
         self._idle: list[Client] = []
         self._saved_at_s = 0.0
         self._is_saved = True
@@ -376,9 +378,7 @@ class Session:
         if self._config.connect is not None:
             return self._connected(self._config.connect)
         if isinstance(self._config.calibration, Path):
-            from openjev_cli import calibration
-
-            calibration.read(self._config.calibration)  # before a server is started for nothing
+            self._read_calibration(self._config.calibration)  # before a server is started for nothing
         stages = stages or Stages(time.perf_counter())
         stages.enter("start")
         running = self._running()
@@ -477,13 +477,27 @@ class Session:
         if engine.api is not None:
             return None, None  # its scores are not seen
         if path is None and engine.running is not None:
-            stored = self._config.calibration_file(self.model_key())
-            path = stored if stored is not None and stored.is_file() else None
-        if not isinstance(path, Path):
+            path = self._config.calibration_file(self.model_key())
+        found = self._read_calibration(path) if isinstance(path, Path) else None
+        if found is None or not isinstance(path, Path):
             return None, None
         from openjev_cli import calibration
 
-        return calibration.in_use(path, self._made_for(engine))
+        return calibration.in_use(path, self._made_for(engine), found)
+
+    def _read_calibration(self, path: Path) -> Calibration | None:
+        """Return what a file held at the first call, or None where a stored one was not there. Raises InputError.
+
+        A service outlives its engines, and what happens to the file meanwhile is no fault of its clients.
+        """
+        if path not in self._calibrations:
+            found = None
+            if path == self._config.calibration or path.is_file():
+                from openjev_cli import calibration
+
+                found = calibration.read(path)
+            self._calibrations[path] = found
+        return self._calibrations[path]
 
     def _refuse_unseen(self) -> None:
         """Raise SightError if the model of a managed server cannot see, before it is started for that."""

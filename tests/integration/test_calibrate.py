@@ -15,6 +15,7 @@ import pytest
 
 from openjev_cli import calibration
 from tests.conftest import CASES, ROOT, Command
+from tests.integration.test_serve import BODY, serving
 
 REFUND = {"type": "noul", "instructions": "Does the customer ask for a refund?"}
 TEAM = {
@@ -201,6 +202,22 @@ def test_a_second_run_keeps_the_first_as_bak_and_changes_nothing_else(openjev: C
         "tiny-hybrid.json",
         "tiny-hybrid.json.bak",
     ]
+
+
+def test_a_service_goes_on_with_the_one_it_began_with(openjev: Command, tiny_hybrid: Path) -> None:
+    name = with_stored(openjev)
+    (openjev.cwd / "serve").mkdir()
+    with serving(openjev.environment, openjev.cwd / "serve", "--port", "0") as service:
+        before = service.ask(BODY).json()
+        assert before["x_calibration"] == name
+        stored(openjev).write_text("{")
+        for running in json.loads(openjev("server", "status", "-f", "json").stdout):
+            if running["model"] == str(tiny_hybrid):
+                assert openjev("server", "stop", running["key"]).returncode == 0
+        after = service.ask(BODY)
+        assert (after.status_code, after.json()["x_calibration"]) == (200, name), after.text
+        assert after.json()["answers"]["q"]["noul"] == pytest.approx(before["answers"]["q"]["noul"], abs=1e-5)
+        assert service.end() == 0
 
 
 def test_biases_are_fitted_for_the_types_they_belong_to(openjev: Command) -> None:
