@@ -370,9 +370,33 @@ class Session:
             return self._current
         with self._lock:
             if self._current is None:
-                self._current = self._find_engine(stages)
-                self._notices += self._current.notices
+                found = self._find_engine(stages)
+                if found.api is not None:
+                    found = self._without_ours(found)
+                self._current = found
+                self._notices += found.notices
             return self._current
+
+    def _without_ours(self, engine: Engine) -> Engine:
+        """Return an engine that makes its own prompts with notices of what the config files say for nothing.
+
+        Raises InputError for what was said for this call, or this process.
+        """
+        given, notices = ["--reuse"] if self._reuse is not None else [], engine.notices
+        for key, default in (("readout", profiles.LETTERS.kind), ("prior", profiles.LETTERS.prior)):
+            value, source = getattr(self._config, key), self._config.sources[key]
+            if value is not None and source.kind in ("flag", "environment"):
+                given.append(source.name or key)
+            elif value not in (None, default):
+                notices += (f"the {key} {value} of {source.name} is not applied: prompts are made elsewhere",)
+        if given:
+            if engine.running is not None:
+                engine.running.close()
+            raise errors.collect(
+                [f"{name}: {engine.model} makes its own prompts, and reads them itself" for name in given],
+                next_step="leave that out, or choose another model: openjev models list",
+            )
+        return replace(engine, notices=notices)
 
     def _find_engine(self, stages: Stages | None) -> Engine:
         if self._config.connect is not None:
@@ -440,10 +464,11 @@ class Session:
 
         with self._lock:
             if self._provenance is None:
+                config, plan = self._config, self._plan() if engine.api is None else None
                 if engine.running is None or self._model is None:
-                    self._provenance = provenance.of_connected(engine.model, self._config, facts)
+                    self._provenance = provenance.of_connected(engine.model, config, plan, facts)
                 else:
-                    self._provenance = provenance.of_running(engine.running, self._model, self._config, facts)
+                    self._provenance = provenance.of_running(engine.running, self._model, config, plan, facts)
             return self._provenance
 
     def _made_for(self, engine: Engine) -> MadeFor:
