@@ -241,11 +241,16 @@ class Decision:
     calibration: str | None = None
     scores: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
-    def to_wire(self, *, with_timing: bool = True) -> JSON:
-        """Return the decision as the JSON object of the wire; `timing` only if asked for."""
+    def to_wire(self, *, with_timing: bool = True, is_http: bool = False) -> JSON:
+        """Return the decision as the JSON object of the wire; `timing` only if asked for. is_http: to a client of
+        the Jev API, which allows what it does not know itself under names with `x_` alone (`timing` excepted)."""
         wire: JSON = {
             "model": self.model,
-            **({"calibration": self.calibration} if self.calibration is not None else {}),
+            **(
+                {("x_calibration" if is_http else "calibration"): self.calibration}
+                if self.calibration is not None
+                else {}
+            ),
             "answers": {one.id: one.to_wire() for one in self.answers},
             "usage": self.usage.to_wire(),
         }

@@ -354,7 +354,7 @@ def ask(
         try:
             request = Request(case.state, asked, orders=orders, reversed_of=reversed_of)
             decision = session.decide(request, Stages(time.perf_counter()))
-        except (errors.InputError, errors.EngineError) as exc:
+        except errors.OF_ONE_REQUEST as exc:
             return Result(case, error=exc)
         by_id = {answer.id: answer for answer in decision.answers}
         straight = tuple(by_id[question.id] for question in found.questions)

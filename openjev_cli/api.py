@@ -326,12 +326,13 @@ class Service:
                 headers={"Retry-After": str(exc.retry_after_s)},
             ) from None
         except errors.OpenjevError as exc:
-            self._is_sick = isinstance(exc, errors.ServerError | errors.ModelError)
+            # It stays so until /health has seen it answer: a bad request does not tell that it is well.
+            self._is_sick |= not isinstance(exc, errors.OF_ONE_REQUEST)
             raise _refused(exc) from None
         return self._reply(
             call,
             200,
-            decision.to_wire(with_timing=self._config.response_timing),
+            decision.to_wire(with_timing=self._config.response_timing, is_http=True),
             spent=decision.timing,
             model=decision.model,
             cached_tokens=decision.usage.cached_tokens,
@@ -482,7 +483,7 @@ def _refused(exc: errors.OpenjevError) -> Refusal:
         return refusal(413, "request_too_large", exc.message)
     if isinstance(exc, bodies.Unsupported):
         return refusal(415, "unsupported_media_type", exc.message, exc.next_step)
-    if isinstance(exc, errors.InputError):
+    if isinstance(exc, errors.InputError | errors.SightError):
         return Refusal(422, [_detail((), problem) for problem in exc.problems])
     # An engine's own words may repeat the prompt; ours about servers and model files do not.
     is_ours = not isinstance(exc, errors.EngineError)

@@ -439,12 +439,15 @@ def stored_for(paths: Sequence[Path], now: MadeFor) -> tuple[Calibration | None,
     return in_use(min(others)[1], now) if others else (None, None)
 
 
-def in_use(path: Path, now: MadeFor) -> tuple[Calibration | None, str | None]:
+def in_use(
+    path: Path, now: MadeFor, found: Calibration | None = None
+) -> tuple[Calibration | None, str | None]:
     """Return the calibration of a file if it was made for what answers now, else None and a line that says so.
 
-    Raises InputError for a file that is missing or none.
+    found: what was read of the file before; it is read now if not. Raises InputError for a file that is missing
+    or none.
     """
-    found = read(path)
+    found = found or read(path)
     others = found.made_for.differences(now)
     if not others:
         return found, None

@@ -108,6 +108,11 @@ class Session:
         self._provenance: Provenance | None = None
         # What calibrates the answers of this engine, once it was looked for, and the notice about it.
         self._calibrated: tuple[Calibration | None, str | None] | None = None
+        # Calibrations as they were first found: the file of --calibration, the stored files, and which of those
+        # is for what answers.
+        self._read: Calibration | None = None
+        self._stored: tuple[Path, ...] | None = None
+        self._found: dict[MadeFor, tuple[Calibration | None, str | None]] = {}
         self._idle: list[Client] = []
         self._saved_at_s = 0.0
         self._is_saved = True
@@ -368,17 +373,39 @@ class Session:
             return self._current
         with self._lock:
             if self._current is None:
-                self._current = self._find_engine(stages)
-                self._notices += self._current.notices
+                found = self._find_engine(stages)
+                if found.api is not None:
+                    found = self._without_ours(found)
+                self._current = found
+                self._notices += found.notices
             return self._current
+
+    def _without_ours(self, engine: Engine) -> Engine:
+        """Return an engine that makes its own prompts with notices of what the config files say for nothing.
+
+        Raises InputError for what was said for this call, or this process.
+        """
+        given, notices = ["--reuse"] if self._reuse is not None else [], engine.notices
+        for key, default in (("readout", profiles.LETTERS.kind), ("prior", profiles.LETTERS.prior)):
+            value, source = getattr(self._config, key), self._config.sources[key]
+            if value is not None and source.kind in ("flag", "environment"):
+                given.append(source.name or key)
+            elif value not in (None, default):
+                notices += (f"the {key} {value} of {source.name} is not applied: prompts are made elsewhere",)
+        if given:
+            if engine.running is not None:
+                engine.running.close()
+            raise errors.collect(
+                [f"{name}: {engine.model} makes its own prompts, and reads them itself" for name in given],
+                next_step="leave that out, or choose another model: openjev models list",
+            )
+        return replace(engine, notices=notices)
 
     def _find_engine(self, stages: Stages | None) -> Engine:
         if self._config.connect is not None:
             return self._connected(self._config.connect)
         if isinstance(self._config.calibration, Path):
-            from openjev_cli import calibration
-
-            calibration.read(self._config.calibration)  # before a server is started for nothing
+            self._read_calibration(self._config.calibration)  # before a server is started for nothing
         stages = stages or Stages(time.perf_counter())
         stages.enter("start")
         running = self._running()
@@ -440,10 +467,11 @@ class Session:
 
         with self._lock:
             if self._provenance is None:
+                config, plan = self._config, self._plan() if engine.api is None else None
                 if engine.running is None or self._model is None:
-                    self._provenance = provenance.of_connected(engine.model, self._config, facts)
+                    self._provenance = provenance.of_connected(engine.model, config, plan, facts)
                 else:
-                    self._provenance = provenance.of_running(engine.running, self._model, self._config, facts)
+                    self._provenance = provenance.of_running(engine.running, self._model, config, plan, facts)
             return self._provenance
 
     def _made_for(self, engine: Engine) -> MadeFor:
@@ -457,7 +485,7 @@ class Session:
             models.digest(known, self._config) if known is not None else None,
             plan.adapter.sha256 if plan.adapter else None,
             str(plan),
-            provenance.wording(plan.kind),
+            provenance.wording(plan),
         )
 
     def _calibration(self, engine: Engine) -> Calibration | None:
@@ -478,18 +506,31 @@ class Session:
             return None, None  # its scores are not seen
         stored: tuple[Path, ...] = ()
         if path is None and engine.running is not None:
-            stored = self._config.calibration_files(self.model_key())
+            if self._stored is None:
+                self._stored = self._config.calibration_files(self.model_key())
+            stored = self._stored
         if not isinstance(path, Path) and not stored:
             return None, None
         from openjev_cli import calibration
 
+        # A service outlives its engines, and what happens to the files meanwhile is no fault of its clients.
         now = self._made_for(engine)
-        return (
-            calibration.in_use(path, now) if isinstance(path, Path) else calibration.stored_for(stored, now)
-        )
+        if isinstance(path, Path):
+            return calibration.in_use(path, now, self._read_calibration(path))
+        if now not in self._found:
+            self._found[now] = calibration.stored_for(stored, now)
+        return self._found[now]
+
+    def _read_calibration(self, path: Path) -> Calibration:
+        """Return what the file of `--calibration` held at the first call. Raises InputError."""
+        if self._read is None:
+            from openjev_cli import calibration
+
+            self._read = calibration.read(path)
+        return self._read
 
     def _refuse_unseen(self) -> None:
-        """Raise ModelError if the model of a managed server cannot see, before it is started for that."""
+        """Raise SightError if the model of a managed server cannot see, before it is started for that."""
         with self._lock:
             if self._config.connect is None and self._resolved().mmproj is None:
                 raise _sees_nothing(self._resolved().name)
@@ -649,7 +690,7 @@ def _readout(client: Client, asked: prompt.Prompt, facts: Facts) -> Readout:
 
         return Patched(client)
     if asked.images and is_words:
-        raise errors.ServerError(
+        raise errors.InputError(
             "this llama-server cannot read options by their own text beside images",
             next_step="build ours: scripts/build-llama.sh; or read letters: --readout letters",
         )
@@ -675,9 +716,9 @@ def _check_orders(engine: Engine, request: Request) -> None:
         )
 
 
-def _sees_nothing(model: str) -> errors.ModelError:
+def _sees_nothing(model: str) -> errors.SightError:
     seeing = ", ".join(name for name, one in profiles.PROFILES.items() if one.projector is not None)
-    return errors.ModelError(
+    return errors.SightError(
         f"{model} does not see images: it has no projector",
         next_step=f"ask a profile that sees ({seeing}): -p NAME; or give the projector: --mmproj FILE",
     )

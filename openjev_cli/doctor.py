@@ -297,7 +297,7 @@ def _answers(
     asked = questions.load([questions.Source("doctor", _QUESTIONS.encode())])
     judged = state.from_text(_STATE)
     # What is expected was measured so, whatever the user made of the probabilities since.
-    settings = replace(settings, calibration="off", prior=None)
+    settings = replace(settings, calibration="off", readout=None, prior=None)
     try:
         with decide.Session(settings, environ, report) as session:
             first, first_s = _timed(session, judged, asked)

@@ -3,6 +3,7 @@
     OpenjevError(message, *, next_step)       never raised itself           exit
       InputError      question, state, image, flag or config value             2
       ModelError      model or projector missing, download, checksum           3
+        SightError    a request with an image for a model that sees none       3
       ServerError     binary missing, would not start, died                    4
       EngineError     llama-server refused, timed out, or sent nonsense        5
         ReadoutError  the reply holds no usable label                          5
@@ -81,6 +82,10 @@ class ModelError(OpenjevError):
     exit_code = Exit.MODEL
 
 
+class SightError(ModelError):
+    """A request with an image, and a model that sees none. Requests without one are answered."""
+
+
 class ServerError(OpenjevError):
     """llama-server is missing, would not start, or died. `log_tail`: its last lines, oldest first."""
 
@@ -110,6 +115,10 @@ class ReadoutError(EngineError):
 
 class ConnectionLost(EngineError):
     """The connection closed before the first byte of a reply: safe to try once more."""
+
+
+# What one request is to blame for, or the engine for at this one; with any other error the next one fails too.
+OF_ONE_REQUEST = (InputError, SightError, EngineError)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

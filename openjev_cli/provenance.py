@@ -77,8 +77,15 @@ class Provenance:
         return json.dumps(parts, sort_keys=True).encode()
 
 
-def of_running(running: record.Running, model: models.Model, config: Config, facts: Facts) -> Provenance:
-    """Return the provenance of answers of a managed server."""
+def of_running(
+    running: record.Running,
+    model: models.Model,
+    config: Config,
+    readout: profiles.Readout | None,
+    facts: Facts,
+) -> Provenance:
+    """Return the provenance of answers of a managed server. readout: how options are read; None when it makes its
+    own prompts."""
     build = _build_facts(Path(str(running.facts.get("binary") or "")))
     cpu, machine = cpu_features()
     backend = str(build.get("backend") or "cpu").lower()
@@ -95,15 +102,14 @@ def of_running(running: record.Running, model: models.Model, config: Config, fac
         machine=machine,
         argv=relevant(running.argv),
         template=facts.template,
-        wording=wording(model.readout.kind),
-        settings=settings(config, model.readout),
+        wording=wording(readout),
+        settings=settings(config, readout),
     )
 
 
-def of_connected(address: str, config: Config, facts: Facts) -> Provenance:
-    """Return what is known of an engine that somebody else runs: what it says of itself."""
+def of_connected(address: str, config: Config, readout: profiles.Readout | None, facts: Facts) -> Provenance:
+    """Return what is known of an engine that somebody else runs: what it says of itself. readout: as above."""
     cpu, machine = cpu_features()
-    readout = models.readout(config, None)
     return Provenance(
         model=address,
         model_sha256=None,
@@ -117,15 +123,17 @@ def of_connected(address: str, config: Config, facts: Facts) -> Provenance:
         machine=machine,
         argv=(),
         template=facts.template,
-        wording=wording(readout.kind),
+        wording=wording(readout),
         settings=settings(config, readout),
     )
 
 
-def settings(config: Config, readout: profiles.Readout) -> tuple[tuple[str, str], ...]:
+def settings(config: Config, readout: profiles.Readout | None) -> tuple[tuple[str, str], ...]:
     """Return the settings that belong to an answer, as text."""
-    own = (("readout", readout.kind), ("prior", f"{readout.prior:g}"))
-    return (*((name, config.shown(name)) for name in _SETTINGS), *own)
+    shown = tuple((name, config.shown(name)) for name in _SETTINGS)
+    if readout is None:
+        return shown
+    return (*shown, ("readout", readout.kind), ("prior", f"{readout.prior:g}"))
 
 
 def relevant(argv: Sequence[str]) -> tuple[str, ...]:
@@ -140,13 +148,16 @@ def relevant(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def wording(readout: str) -> str:
-    """Return a digest of what openjev itself writes round states, questions and options."""
+def wording(readout: profiles.Readout | None) -> str:
+    """Return a digest of what openjev itself writes round states, questions and options; "none" for nothing."""
+    if readout is None:
+        return "none"
     replies: tuple[str, ...] = (prompt.REPLY_OPTION, prompt.REPLY_LEVEL)
-    if readout == "words":
+    if readout.kind == "words":
         replies = (prompt.BULLET, prompt.REPLY_OPTION_WORDS, prompt.REPLY_LEVEL_WORDS, prompt.ANSWER_WORDS)
     words = (prompt.ASK, prompt.OPTIONS, prompt.LEVELS, *replies)
-    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING]))
+    stateless = (prompt.NO_STATE,) if readout.prior else ()
+    return record.digest(json.dumps([*words, prompt.STATE_TO_QUESTION, prompt.LEVELS_DESCENDING, *stateless]))
 
 
 def cpu_features() -> tuple[str, str]:

@@ -182,7 +182,7 @@ class Run:
             judged = self._state(record)
             request = Request(judged, self._plan.questions, orders=self._plan.orders)
             decision = self._session.decide(request, stages)
-        except (errors.InputError, errors.EngineError) as exc:
+        except errors.OF_ONE_REQUEST as exc:
             return Outcome(record, id, error=exc)
         thresholds = self._plan.thresholds
         fails = [gate.evaluate(decision.answers, thresholds) for gate in self._plan.fail_if]

@@ -38,11 +38,15 @@ class Trie:
 def build(options: Sequence[Sequence[int]], end: int) -> Trie:
     """Return the trie of the options' token ids, the point where they first part in front.
 
-    end: the id that follows an option which another one goes on from. Raises ValueError when an option has no
-    token or when two are the same.
+    end: the id that follows an option which another one goes on from. Raises ValueError, which says why, when an
+    option has no token or `end` in it, or when two are the same.
     """
-    if not all(options) or len({tuple(option) for option in options}) != len(options):
-        raise ValueError("options must be of one token or more, and differ")
+    if not all(options):
+        raise ValueError("an option has no token")
+    if any(end in option for option in options):
+        raise ValueError("an option has the end token in it")
+    if len({tuple(option) for option in options}) != len(options):
+        raise ValueError("an option has the same tokens as another option")
     ended = [(*option, end) for option in options]
     branchings: list[Branching] = []
     steps: list[list[tuple[int, int]]] = [[] for _ in options]

@@ -182,7 +182,7 @@ def _ask_all(file: Path, total: int, session: decide.Session, settings: config.C
     def work(row: labelled.Row) -> _Outcome:
         try:
             decision = session.decide(Request(row.state, (row.question,)), Stages(time.perf_counter()))
-        except (errors.InputError, errors.EngineError) as exc:
+        except errors.OF_ONE_REQUEST as exc:
             return _Outcome(row, error=exc)
         return _Outcome(row, decision)
 

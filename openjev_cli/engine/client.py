@@ -239,6 +239,14 @@ def does_not_fit(needed: int, available: int) -> errors.InputError:
     )
 
 
+def no_words(why: str) -> errors.InputError:
+    """Return the error for options that cannot be told by their tokens."""
+    return errors.InputError(
+        f"the options of a question cannot be read by their own text: {why}",
+        next_step="rename that option, or read letters instead: --readout letters",
+    )
+
+
 def _one_line(message: object) -> str:
     text = " ".join(str(message or "no reason given").split())
     return text if len(text) <= 300 else text[:297] + "..."

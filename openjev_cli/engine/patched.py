@@ -8,16 +8,19 @@ log-probabilities. The interface is described in `tools/server/server-decide.h` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from openjev_cli import errors, prompt
-from openjev_cli.engine.client import Client
+from openjev_cli.engine.client import Client, no_words
 from openjev_cli.engine.facts import Facts
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading
 
-# What one /decide takes.
+# What one /decide takes: questions, and readings of them (DECIDE_MAX_READINGS in server-decide.cpp).
 MAX_QUESTIONS = 64
+MAX_READINGS = 1024
+# What it says of options that their tokens do not tell apart: no fault of the engine.
+_NOT_TOLD_APART = ("has the end token in it", "has the same tokens as another option")
 
 
 class Patched:
@@ -29,15 +32,14 @@ class Patched:
     def evaluate(
         self, asked: prompt.Prompt, facts: Facts, caching: Caching, progress: Progress | None
     ) -> tuple[Evaluation, Facts]:
-        """Have all questions read in one request (one for each 64)."""
+        """Have all questions read in one request, or in as few as take them."""
         readings: list[Reading] = []
         queue_ms = inference_ms = 0.0
         prefix_tokens = 0
         if progress is not None:
             progress(0, 1)
-        for first in range(0, len(asked.suffixes), MAX_QUESTIONS):
-            suffixes = asked.suffixes[first : first + MAX_QUESTIONS]
-            reply = self._client.post("/decide", body(asked, suffixes, facts, caching))
+        for suffixes in chunks(asked.suffixes):
+            reply = self._post(body(asked, suffixes, facts, caching))
             try:
                 readings += _readings(reply, suffixes)
                 times = reply["timings_ms"]
@@ -50,6 +52,32 @@ class Patched:
                     next_step="build it again: scripts/build-llama.sh",
                 ) from exc
         return Evaluation(tuple(readings), queue_ms, inference_ms, prefix_tokens), facts
+
+    def _post(self, sent: dict[str, Any]) -> Any:
+        try:
+            return self._client.post("/decide", sent)
+        except errors.EngineError as exc:
+            why = next((f"an option {one}" for one in _NOT_TOLD_APART if one in exc.message), None)
+            if why is None:
+                raise
+            raise no_words(why) from exc
+
+
+def chunks(suffixes: Sequence[prompt.Suffix]) -> Iterator[tuple[prompt.Suffix, ...]]:
+    """Yield the questions in order, as many at a time as one /decide takes."""
+    chunk: list[prompt.Suffix] = []
+    readings = 0
+    for suffix in suffixes:
+        # Labels are one reading. Options are one for each point where they part: a trie of n leaves has n - 1 at
+        # most, so that any question fits alone.
+        more = len(suffix.options) - 1 if suffix.options else 1
+        if chunk and (len(chunk) == MAX_QUESTIONS or readings + more > MAX_READINGS):
+            yield tuple(chunk)
+            chunk, readings = [], 0
+        chunk.append(suffix)
+        readings += more
+    if chunk:
+        yield tuple(chunk)
 
 
 def body(

@@ -20,7 +20,7 @@ from typing import Any
 
 from openjev_cli import errors, prompt, words
 from openjev_cli.engine import facts as facts_
-from openjev_cli.engine.client import Client, does_not_fit
+from openjev_cli.engine.client import Client, does_not_fit, no_words
 from openjev_cli.engine.facts import Facts, Prefix
 from openjev_cli.engine.protocol import Caching, Evaluation, Progress, Reading
 
@@ -43,7 +43,7 @@ class Tokens:
 
 def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Tokens, Facts]:
     """Return the ids of a prompt without images: frame texts from memory where known, user texts in one
-    request."""
+    request. Raises InputError for options that cannot be told by their tokens."""
     prefix = [segment for segment in asked.prefix if isinstance(segment, prompt.Segment)]
     assert len(prefix) == len(asked.prefix), "images are no token ids"
     parts = [prefix, *(suffix.segments for suffix in asked.suffixes)]
@@ -65,7 +65,10 @@ def to_tokens(client: Client, asked: prompt.Prompt, facts: Facts) -> tuple[Token
         read = ids(suffix.segments)
         trie = None
         if suffix.options:
-            trie = words.build([ids(option) for option in suffix.options], facts.end)
+            try:
+                trie = words.build([ids(option) for option in suffix.options], facts.end)
+            except ValueError as exc:
+                raise no_words(str(exc)) from exc
         tries.append(trie)
         if trie is None:
             suffixes.append(read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -14,7 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 from openjev_cli import calibration
-from tests.conftest import ROOT, Command
+from tests.conftest import CASES, ROOT, Command
+from tests.integration.test_serve import BODY, serving
 
 REFUND = {"type": "noul", "instructions": "Does the customer ask for a refund?"}
 TEAM = {
@@ -231,6 +233,22 @@ def test_a_second_run_keeps_the_first_as_bak_and_changes_nothing_else(openjev: C
     assert sorted(path.name for path in folder(openjev).iterdir()) == [name, f"{name}.bak"]
 
 
+def test_a_service_goes_on_with_the_one_it_began_with(openjev: Command, tiny_hybrid: Path) -> None:
+    name = with_stored(openjev)
+    (openjev.cwd / "serve").mkdir()
+    with serving(openjev.environment, openjev.cwd / "serve", "--port", "0") as service:
+        before = service.ask(BODY).json()
+        assert before["x_calibration"] == name
+        stored(openjev).write_text("{")
+        for running in json.loads(openjev("server", "status", "-f", "json").stdout):
+            if running["model"] == str(tiny_hybrid):
+                assert openjev("server", "stop", running["key"]).returncode == 0
+        after = service.ask(BODY)
+        assert (after.status_code, after.json()["x_calibration"]) == (200, name), after.text
+        assert after.json()["answers"]["q"]["noul"] == pytest.approx(before["answers"]["q"]["noul"], abs=1e-5)
+        assert service.end() == 0
+
+
 def test_biases_are_fitted_for_the_types_they_belong_to(openjev: Command) -> None:
     rows = labelled(openjev, questions=("refund", "team"))
     report = calibrate(openjev, rows, "--label-prior", "--position-bias")
@@ -294,13 +312,15 @@ def test_packed_rows_and_the_table(openjev: Command) -> None:
 
 def test_a_row_that_cannot_be_asked_is_counted_and_the_others_are_used(openjev: Command) -> None:
     path = labelled(openjev)
-    long = {"id": "long", "state": "word " * 60_000, "question": REFUND, "label": True}
-    path.write_text(path.read_text() + json.dumps(long) + "\n")
+    url = "data:image/png;base64," + base64.b64encode((CASES / "C01_plain.png").read_bytes()).decode()
+    seen = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    for id, bad in (("long", "word " * 60_000), ("seen", seen)):
+        row = {"id": id, "state": bad, "question": REFUND, "label": True}
+        path.write_text(path.read_text() + json.dumps(row) + "\n")
     result = openjev("calibrate", path, "-f", "json")
-    assert result.returncode == 6
-    assert (
-        result.stderr.decode().splitlines()[-1] == f"note: 1 of {N + 1} rows could not be asked: line {N + 1}"
-    )
+    assert result.returncode == 6, result.stderr.decode()
+    told = result.stderr.decode().splitlines()[-1]
+    assert told == f"note: 2 of {N + 2} rows could not be asked: lines {N + 1}, {N + 2}"
     assert json.loads(result.stdout)["calibration"] is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -54,6 +55,18 @@ def test_case_a04_good_records_are_answered_and_bad_ones_named(openjev: Command)
     assert ["error" in one for one in lines] == [False, False, True, False, True]
     assert lines[2]["error"] == f"{holes}:5:12: t: the string is never closed"
     assert result.stderr.decode().splitlines()[-1] == "note: 2 of 5 records failed: lines 5, 7"
+    assert result.returncode == 6
+
+
+def test_a_record_with_an_image_fails_alone_where_the_model_sees_none(openjev: Command) -> None:
+    url = "data:image/png;base64," + base64.b64encode((CASES / "C01_plain.png").read_bytes()).decode()
+    seen = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    records = [{"text": "Refund me."}, {"messages": seen}, {"text": "Hello."}]
+    stdin = "".join(json.dumps(one) + "\n" for one in records)
+    result = openjev("ask", "--each", "-Q", REFUND, stdin=stdin)
+    lines = lines_of(result.stdout)
+    assert ["error" in one for one in lines] == [False, True, False], result.stderr.decode()
+    assert "does not see images" in lines[1]["error"]
     assert result.returncode == 6
 
 

@@ -84,6 +84,32 @@ def test_the_limits_of_a_native_model_are_told_before_asking(openjev: Command, n
     ]
 
 
+@pytest.mark.parametrize("option", [("--readout", "words"), ("--readout", "letters"), ("--reuse",)])
+def test_what_a_native_model_would_not_heed_is_refused(
+    option: tuple[str, ...], openjev: Command, native_model: Path
+) -> None:
+    one = openjev("ask", "--text", "x", "-Q", "Is it?", "--model", native_model, *option)
+    many = openjev("ask", "--each", "-Q", "Is it?", "--model", native_model, *option, stdin="x\ny\n")
+    for done in (one, many):
+        assert (done.returncode, done.stdout) == (2, b""), done.stderr.decode()
+        assert f"error: {option[0]}: native makes its own prompts" in done.stderr.decode()
+
+
+def test_a_readout_in_the_config_is_not_applied_to_a_native_model_nor_recorded(
+    openjev: Command, native_model: Path
+) -> None:
+    assert openjev("config", "set", "readout", "words").returncode == 0
+    done = openjev("ask", "--text", "x", "-Q", "Is it?", "--model", native_model)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "note: the readout words of " in done.stderr.decode()
+    (openjev.cwd / "questions.txt").write_text("Is it?\n")
+    (openjev.cwd / "one.txt").write_text("I was charged twice.")
+    (openjev.cwd / "set.yaml").write_text("questions: questions.txt\ncases:\n  - state: one.txt\n")
+    recorded = openjev("record", "set.yaml", "--no-reversed", "--model", native_model)
+    assert recorded.returncode == 0, recorded.stderr.decode()
+    assert '"readout"' not in (openjev.cwd / "set.lock.json").read_text()
+
+
 @pytest.mark.parametrize(
     "words",
     [

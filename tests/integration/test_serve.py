@@ -349,6 +349,18 @@ def test_sigterm_answers_what_was_accepted_and_ends_with_0(
             found.ask(BODY)
 
 
+def test_an_image_for_a_model_that_sees_none_is_refused_and_the_next_request_answered(
+    environment: dict[str, str], folder: Path, tiny_hybrid: Path
+) -> None:
+    with serving(environment, folder, "--model", tiny_hybrid, "--port", "0") as found:
+        url = "data:image/png;base64," + base64.b64encode(PHOTO.read_bytes()).decode()
+        refused = found.ask({**BODY, "images": [url]})
+        assert refused.status_code == 422, refused.text
+        assert "does not see images" in refused.json()["detail"][0]["msg"]
+        assert found.ask(BODY).status_code == 200
+        assert found.end() == 0
+
+
 def test_ctrl_c_ends_with_130(environment: dict[str, str], folder: Path, tiny_hybrid: Path) -> None:
     with serving(environment, folder, "--model", tiny_hybrid, "--port", "0") as found:
         assert found.end(signal.SIGINT) == 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from openjev_cli import labels, words
-from tests.conftest import Command
+from tests.conftest import CASES, Command
 from tests.integration.decide_server import TOLERANCE, Server, some_tokens
 
 END = 2
@@ -142,6 +143,21 @@ def test_repeated_and_reordered_questions_have_the_same_answers(
         assert distribution(cold[name]) == expected
 
 
+def test_options_that_part_at_more_points_than_one_request_takes_are_read_in_several(
+    openjev: Command,
+) -> None:
+    names = [" ".join(letters) for letters in itertools.product("xy", repeat=4)]
+    names[:2] = [f"{name} {last}" for name in names[:2] for last in "xy"]
+    # 18 options part at 17 points: 1088 in 64 questions, and the engine takes 1024.
+    questions = tuple(f"q{i}: Which is number {i}? [{' | '.join(names)}]" for i in range(64))
+    together = probabilities(openjev, "I paid twice.", *asking(questions), *WORDS)
+    assert len(together) == 64
+    for i in (0, 63):
+        alone = probabilities(openjev, "I paid twice.", *asking(questions[i : i + 1]), *WORDS)
+        expected = pytest.approx(distribution(alone[f"q{i}"]), abs=1e-5)
+        assert distribution(together[f"q{i}"]) == expected
+
+
 def distribution(answer: dict[str, Any]) -> list[float]:
     return [answer["noul"]] if answer["type"] == "noul" else list(answer["probabilities"].values())
 
@@ -167,6 +183,15 @@ def test_options_that_look_the_same_are_refused_with_what_to_do(openjev: Command
         run = openjev("ask", "--text", "x", "-q", "-", *WORDS, stdin=asked, env=env)
         assert run.returncode == 2, run.stderr.decode()
         assert b"--readout letters" in run.stderr
+
+
+def test_a_stock_engine_refuses_words_beside_images_as_input(
+    openjev: Command, stock_server: Path, tiny_projector: Path
+) -> None:
+    picture = ("ask", CASES / "C01_plain.png", "-Q", "Is it red?", "--mmproj", tiny_projector, *WORDS)
+    run = openjev(*picture, env={"OPENJEV_LLAMA_SERVER": str(stock_server)})
+    assert (run.returncode, run.stdout) == (2, b""), run.stderr.decode()
+    assert b"by their own text beside images" in run.stderr
 
 
 def test_explain_shows_the_options_as_they_are_read(openjev: Command) -> None:

@@ -116,6 +116,9 @@ def test_the_orders_and_the_calibration_are_on_the_wire_only_when_there_were_any
     wire = _decision(calibration="fast@1").to_wire()
     assert list(wire)[:2] == ["model", "calibration"]
     assert wire["calibration"] == "fast@1"
+    over_http = _decision(calibration="fast@1").to_wire(is_http=True)
+    assert over_http == {("x_calibration" if k == "calibration" else k): v for k, v in wire.items()}
+    assert _decision().to_wire(is_http=True) == _decision().to_wire()
 
 
 def test_a_place_is_the_option_that_the_answer_names() -> None:

@@ -38,20 +38,21 @@ def test_a_known_question_is_judged_by_what_the_model_should_say(
     assert (found.level, says in found.what, bool(found.next_step)) == (level, True, level == "problem")
 
 
-def test_the_known_question_is_asked_as_it_was_measured_whatever_is_calibrated(
+def test_the_known_question_is_asked_as_it_was_measured_whatever_is_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked_with = []
 
     class Session(decide.Session):
         def __init__(self, settings: config.Config, *_: object) -> None:
-            asked_with.append((settings.calibration, settings.prior))
+            asked_with.append((settings.calibration, settings.readout, settings.prior))
             raise errors.ServerError("none here", next_step="start one")
 
     monkeypatch.setattr(decide, "Session", Session)
-    calibrated = config.load({"calibration": "mine.json", "prior": "0.5"}, env={}, cwd=tmp_path)
-    assert [one.level for one in doctor._answers(calibrated, {}, print)] == ["problem"]
-    assert asked_with == [("off", None)]
+    changed = {"calibration": "mine.json", "readout": "words", "prior": "0.5"}
+    settings = config.load(changed, env={}, cwd=tmp_path)
+    assert [one.level for one in doctor._answers(settings, {}, print)] == ["problem"]
+    assert asked_with == [("off", None, None)]
 
 
 def test_times_tell_a_start_from_a_server_that_was_up() -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from jevcompat import validate
+from jevcompat.client import Response
 
 from openjev_cli import answers, api, config, decide, errors, listen, profiles, serve
 from openjev_cli.admission import Gate
@@ -39,16 +40,25 @@ class Engine:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.tokens = 10
+        self.calibration: str | None = None
         self.distribution: Distribution = lambda n: [1.0] + [0.0] * (n - 1)
 
+    def slots(self) -> int:
+        return 1
+
     def decide(
-        self, asked: Request, stages: Stages, *, progress: Callable[[int, int], None], cancel: decide.Cancel
+        self,
+        asked: Request,
+        stages: Stages,
+        *,
+        progress: Callable[[int, int], None] = lambda read, total: None,
+        cancel: decide.Cancel | None = None,
     ) -> answers.Decision:
         stages.enter("prepare")
         self.asked.append(asked)
         progress(0, self.tokens)
         while not self.may_answer.wait(0.005):
-            if cancel.is_set:
+            if cancel is not None and cancel.is_set:
                 self.cancelled.append(asked)
                 raise Cancelled
         if self.raises is not None:
@@ -58,7 +68,13 @@ class Engine:
             answers.answer(q, self.distribution(n)) for q, n in zip(asked.questions, sizes, strict=True)
         )
         usage = answers.Usage(self.tokens, len(typed), cached_tokens=3)
-        return answers.Decision("model-x", typed, usage, stages.finish(queue_ms=0.0, inference_ms=0.0))
+        return answers.Decision(
+            "model-x",
+            typed,
+            usage,
+            stages.finish(queue_ms=0.0, inference_ms=0.0),
+            calibration=self.calibration,
+        )
 
 
 class Running:
@@ -176,6 +192,15 @@ def test_a_question_is_answered_in_the_wire_shape(service: Running) -> None:
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-openjev-model"] == "model-x"
     assert reply.headers["x-openjev-cached-tokens"] == "3"
+
+
+def test_what_the_api_does_not_know_has_a_name_that_says_so() -> None:
+    with running(response_timing=False) as service:
+        service.engine.calibration = "fast@1"
+        reply = service.ask()
+        assert reply.json()["x_calibration"] == "fast@1"
+        seen = Response(200, dict(reply.headers), reply.content, 0.0, reply.json())
+        assert validate.validate_success(BODY, seen) == []
 
 
 def test_what_is_no_http_gets_a_reply_of_the_same_shape(service: Running) -> None:
@@ -510,6 +535,24 @@ def test_a_state_that_does_not_fit_is_a_422_with_the_numbers(service: Running) -
     assert reply.json()["detail"] == [
         {"type": "value_error", "loc": ["body"], "msg": "needs 9 tokens, 8 are available"}
     ]
+
+
+def test_an_image_for_a_model_that_sees_none_is_a_422_and_the_service_stays_well(service: Running) -> None:
+    service.engine.raises = errors.SightError("tiny does not see images", next_step="ask another")
+    reply = service.ask()
+    assert (reply.status_code, reply.json()["detail"][0]["msg"]) == (422, "tiny does not see images")
+    assert service.http.get("/health").status_code == 200
+    assert len(service.engine.asked) == 1  # no question had to be asked to see whether it is well
+
+
+def test_a_service_whose_engine_died_is_well_when_it_has_answered_and_not_when_it_was_asked_badly() -> None:
+    with running() as service:
+        service.engine.raises = errors.ServerError("died", next_step="look")
+        assert service.ask().status_code == 503
+        assert service.ask({}).status_code == 422
+        assert service.http.get("/health").status_code == 503
+        service.engine.raises = None
+        assert service.http.get("/health").status_code == 200
 
 
 def test_a_bug_is_a_500_that_repeats_nothing(service: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from openjev_cli import errors
-from openjev_cli.engine import stock
+from openjev_cli import errors, prompt
+from openjev_cli.engine import facts, stock
+from openjev_cli.engine.client import Client
 
 
 def _reply(**probs: float) -> dict[str, Any]:
@@ -36,3 +39,29 @@ def test_a_label_whose_probability_vanished_is_an_error_and_never_a_zero() -> No
 def test_a_reply_without_probabilities_is_an_engine_error(reply: dict[str, Any]) -> None:
     with pytest.raises(errors.EngineError):
         stock.label_scores(reply, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("low", "low\nor so"), "an option has the end token in it"),
+        (("low", "low"), "an option has the same tokens as another option"),
+    ],
+)
+def test_options_that_their_tokens_do_not_tell_apart_are_input(
+    options: tuple[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_character(_: Client, texts: Sequence[str], *, special: bool) -> list[tuple[int, ...]]:
+        return [tuple(map(ord, text)) for text in texts]
+
+    monkeypatch.setattr(facts, "tokenize", by_character)
+    read = tuple((prompt.Segment(option, special=False),) for option in options)
+    asked = prompt.Prompt(
+        (prompt.Segment("p", special=True),),
+        (prompt.Suffix((prompt.Segment("q", special=True),), options=read),),
+    )
+    # A model without one token that ends an answer: a line break stands for it.
+    known = replace(facts.nothing(n_slots=1), end=ord("\n"))
+    with pytest.raises(errors.InputError) as caught:
+        stock.to_tokens(Client(lambda: pytest.fail("asked")), asked, known)
+    assert caught.value.message == f"the options of a question cannot be read by their own text: {why}"

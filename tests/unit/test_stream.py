@@ -108,6 +108,17 @@ def test_a_bad_record_stops_nothing(config: Config) -> None:
     assert run.tally.exit_code() is Exit.PARTIAL
 
 
+def test_an_image_for_a_model_that_sees_none_stops_nothing(config: Config) -> None:
+    def p_yes(text: str) -> float:
+        if "image" in text:
+            raise errors.SightError("tiny does not see images", next_step="ask another")
+        return 0.5
+
+    run = run_of("a\nimage\nb\n", p_yes, config)
+    assert [p_of(one) for one in run] == [0.5, "tiny does not see images", 0.5]
+    assert (run.tally.failed_lines, run.tally.exit_code()) == ([2], Exit.PARTIAL)
+
+
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 512])
 def test_no_number_of_failures_becomes_exit_0(count: int, config: Config) -> None:
     run = run_of('{"a":1}\n' + "{bad\n" * count, lambda _: 0.5, config)

@@ -16,6 +16,7 @@ import pytest
 
 from openjev_cli import (
     answers,
+    cache,
     config,
     decide,
     endpoint,
@@ -36,6 +37,7 @@ QUESTIONS = questions.load(
         questions.inline("urgency: How? [Low < High]"),
     ]
 )
+ASKED = request.Request(state.from_text("hello"), QUESTIONS)
 GOOD = {
     "model": "jev-1",
     "answers": {
@@ -256,6 +258,44 @@ def test_a_refusal_keeps_the_words_of_the_endpoint(
     with pytest.raises(kind) as caught:
         ask(f"http://127.0.0.1:{jev.port}", tmp_path)
     assert caught.value.message == f"the server at http://127.0.0.1:{jev.port}{says}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"), [({"readout": "words"}, "--readout"), ({"prior": "0.5"}, "prior"), ({}, "--reuse")]
+)
+def test_what_an_endpoint_would_not_heed_is_refused_before_anything_is_asked(
+    flags: dict[str, str], name: str, jev: Jev, tmp_path: Path
+) -> None:
+    address = f"http://127.0.0.1:{jev.port}"
+    settings = config.load({"connect": address, **flags}, env={"HOME": str(tmp_path)}, cwd=tmp_path)
+    reuse = cache.AnswerCache(tmp_path / "answers") if name == "--reuse" else None
+    with decide.Session(settings, {}, reuse=reuse) as session:
+        for ask_it in (session.slots, lambda: session.decide(ASKED, timing.Stages(0.0)), session.provenance):
+            with pytest.raises(errors.InputError) as caught:
+                ask_it()
+            assert caught.value.problems == (
+                f"{name}: {address} makes its own prompts, and reads them itself",
+            )
+    assert jev.posted() == []
+
+
+def test_a_readout_of_a_config_file_is_said_not_to_be_applied_and_not_recorded(
+    jev: Jev, tmp_path: Path
+) -> None:
+    written = tmp_path / ".config" / "openjev" / "config.toml"
+    written.parent.mkdir(parents=True)
+    written.write_text('readout = "words"\nprior = 0.5\n')
+    settings = config.load(
+        {"connect": f"http://127.0.0.1:{jev.port}"}, env={"HOME": str(tmp_path)}, cwd=tmp_path
+    )
+    with decide.Session(settings, {}) as session:
+        assert session.decide(ASKED, timing.Stages(0.0)).notices == (
+            f"the readout words of {written} is not applied: prompts are made elsewhere",
+            f"the prior 0.5 of {written} is not applied: prompts are made elsewhere",
+        )
+        recorded = session.provenance()
+    assert recorded.wording == "none"
+    assert {"readout", "prior"} & dict(recorded.settings).keys() == set()
 
 
 def test_nobody_there_is_one_line(tmp_path: Path) -> None:

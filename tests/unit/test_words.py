@@ -46,9 +46,20 @@ def test_an_option_that_another_goes_on_from_ends_with_the_end_token() -> None:
     assert trie.branchings == (Branching((1,), (END, 2)),)
 
 
-@pytest.mark.parametrize("options", [[(1,), ()], [(1, 2), (1, 2)]])
-def test_options_without_a_token_or_with_the_same_are_refused(options: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="differ"):
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([(1,), ()], "has no token"),
+        ([(1, 2), (1, 2)], "has the same tokens as another option"),
+        # As far as the first goes they are one, and the second goes on as if it had ended.
+        ([(5,), (5, END, 7)], "has the end token in it"),
+        ([(END,), (5,)], "has the end token in it"),
+    ],
+)
+def test_options_that_their_tokens_do_not_tell_apart_are_refused(
+    options: list[tuple[int, ...]], why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
         words.build(options, END)
 
 
