@@ -82,10 +82,6 @@ def calibrate(
             "a calibration belongs to a model file, and --connect does not say which one answers",
             next_step="name it with --model FILE, or choose a profile with -p",
         )
-    if settings.sources["format"].kind == "flag" and settings.format in ("tsv", "value"):
-        raise errors.InputError(
-            f"--format {settings.format}: a report is a table or JSON", next_step="-f table, or -f json"
-        )
     if target is not None:
         calibration_output.check_output(target, name=f"--output {target}")
     ids = labelled.check(file, compact=settings.compact_json)
