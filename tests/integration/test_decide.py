@@ -104,6 +104,23 @@ def test_states_that_differ_in_the_last_token_are_told_apart(engine: Server, rng
             assert difference(expected, engine.decide(state, questions)["results"]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("count", [2, SLOTS + 3])
+@pytest.mark.parametrize(
+    ("shared", "fields"), [(GRID, {}), (200, {"checkpoints": [200]})], ids=["grid", "list"]
+)
+def test_states_that_part_at_a_checkpoint_are_told_apart(
+    engine: Server, rng: random.Random, shared: int, fields: dict[str, object], count: int
+) -> None:
+    """One token further all of them have a checkpoint, each of its own state."""
+    frame, questions = some_tokens(rng, shared), some_questions(rng, count, most=10)
+    states = [[*frame, 30], [*frame, 31], *([*frame, 31, *some_tokens(rng, 40)] for _ in range(2))]
+    cold = [engine.decide(state, questions, cache_prompt=False)["results"] for state in states]
+    assert difference(cold[0], cold[1]) > 1e-3
+    for i in (0, 1, 1, 2, 3, 0, 0, 3, 1):
+        reply = engine.decide(states[i], questions, **fields)
+        assert difference(cold[i], reply["results"]) <= TOLERANCE, i
+
+
 def test_a_question_longer_than_a_turn_of_512_tokens(engine: Server, rng: random.Random) -> None:
     prefix = some_tokens(rng, 300)
     questions = [(some_tokens(rng, n), [30, 40]) for n in (1200, 5, 700, 900)]
