@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from tests.integration.decide_server import (
     TOLERANCE,
     Question,
     Server,
+    UnixConnection,
     difference,
     request,
     some_questions,
     some_tokens,
+    wait_for,
 )
 
 SLOTS = 8
@@ -519,3 +522,37 @@ def test_an_idle_server_exits_and_a_polled_one_too(llama_server: Path, tiny_hybr
                 pass
             time.sleep(0.1)
         assert server.child.poll() == 0
+
+
+@pytest.mark.parametrize("path", ["/completion", "/decide"])
+def test_a_request_that_sigterm_cuts_off_gets_a_503(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random, path: str
+) -> None:
+    bodies: dict[str, object] = {
+        "/completion": {"prompt": some_tokens(rng, 30), "n_predict": 1900, "ignore_eos": True},
+        "/decide": request(some_tokens(rng, 30), [(some_tokens(rng, 1900), [30, 40])] * 20),
+    }
+    with (
+        Server(llama_server, tiny_hybrid, slots=1, context=CONTEXT) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(server.call, "POST", path, bodies[path])
+        wait_for(lambda: server.processing() == 1)
+        server.child.terminate()
+        assert server.child.wait(20) == 0
+        status, reply = asked.result()
+    assert (status, reply["error"]["type"]) == (503, "unavailable_error")
+
+
+def test_sigterm_during_a_stream_is_an_orderly_exit(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random
+) -> None:
+    body = {"prompt": some_tokens(rng, 30), "n_predict": 1900, "ignore_eos": True, "stream": True}
+    with Server(llama_server, tiny_hybrid, slots=1, context=CONTEXT) as server:
+        connection = UnixConnection(server.path, 60)
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        assert (reply.status, reply.readline()[:6]) == (200, b"data: ")
+        server.child.terminate()
+        assert server.child.wait(20) == 0
+        connection.close()
