@@ -24,6 +24,7 @@ from tests.integration.decide_server import (
     request,
     some_questions,
     some_tokens,
+    wait_for,
 )
 
 SLOTS = 4
@@ -154,6 +155,65 @@ def test_a_group_is_not_overtaken_by_single_questions(engine: Server, rng: rando
             answered_s = time.monotonic()
             overtook = sum(asked_s < at_s < answered_s for at_s in done_s)
             assert overtook <= 12  # six were there before; their clients may come back once while it is read
+
+
+def completion(prompt: list[int], count: int, **fields: object) -> dict[str, object]:
+    """Return the body of a completion of `count` tokens by slot 0."""
+    fixed = {"temperature": 0, "ignore_eos": True, "cache_prompt": False, "id_slot": 0}
+    return {"prompt": prompt, "n_predict": count, **fixed, **fields}
+
+
+def test_a_completion_for_one_slot_behind_a_waiting_group_holds_up_nobody(
+    engine: Server, rng: random.Random
+) -> None:
+    prompt, group = some_tokens(rng, 20), request(some_tokens(rng, 50), some_questions(rng, SLOTS))
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(engine.call, "POST", "/completion", completion(prompt, 1500))]
+        wait_for(lambda: engine.processing() == 1)
+        asked.append(pool.submit(engine.call, "POST", "/decide", group, 20))
+        wait_for(lambda: engine.counter("requests_deferred") == 1)
+        asked.append(pool.submit(engine.call, "POST", "/completion", completion(prompt, 2), 20))
+        wait_for(lambda: engine.counter("requests_deferred") == 2)
+        assert [one.result()[0] for one in asked] == [200] * 3
+
+
+def test_a_slot_that_was_waited_for_to_be_saved_is_passed_on(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random, tmp_path: Path
+) -> None:
+    prompt, save = some_tokens(rng, 20), ("/slots/0?action=save", {"filename": "saved"})
+    extra = ("--slot-save-path", tmp_path)
+    with (
+        Server(llama_server, tiny_hybrid, *extra, slots=1, context=CONTEXT) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        asked = [pool.submit(server.call, "POST", "/completion", completion(prompt, 1500))]
+        wait_for(lambda: server.processing() == 1)
+        asked.append(pool.submit(server.call, "POST", *save, 20))
+        wait_for(lambda: server.counter("requests_deferred") == 1)
+        asked.append(pool.submit(server.call, "POST", "/completion", completion(prompt, 2, id_slot=-1), 20))
+        wait_for(lambda: server.counter("requests_deferred") == 2)
+        assert [one.result()[0] for one in asked] == [200] * 3
+
+
+def test_a_completion_that_waits_for_a_slot_leaves_the_prompt_there_alone(
+    engine: Server, rng: random.Random
+) -> None:
+    """Also one whose own prompt is in memory and could be put into the slot at once."""
+
+    def logprobs(body: dict[str, object]) -> list[float]:
+        status, reply = engine.call("POST", "/completion", body)
+        assert status == 200, reply
+        return [entry["logprob"] for entry in reply["completion_probabilities"]]
+
+    short = completion(some_tokens(rng, 200), 1, n_probs=1)
+    long = completion(some_tokens(rng, 40), 500, n_probs=1)
+    alone = [logprobs(body) for body in (short, long)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(logprobs, long)
+        wait_for(lambda: engine.processing() == 1)
+        second = pool.submit(logprobs, short)
+        assert second.result() == pytest.approx(alone[0], abs=1e-3)
+        assert first.result() == pytest.approx(alone[1], abs=1e-3)
 
 
 def test_a_request_that_is_too_long_fails_alone(engine: Server, rng: random.Random) -> None:
