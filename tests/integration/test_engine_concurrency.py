@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -275,6 +277,51 @@ def test_a_batch_nobody_waits_for_is_given_up(
         answered = server.decide(state, questions)
         assert difference(lone, answered["results"]) <= TOLERANCE
         assert "decode aborted, nobody waits for it" in server.log.read_text(errors="replace")
+
+
+def test_a_batch_that_is_given_up_leaves_the_states_of_others_alone(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random, tmp_path: Path
+) -> None:
+    """The server looks for its clients once a second; it is stopped meanwhile, each time further into the batch."""
+    rounds, slots = 20, 8
+    question = some_questions(rng, 1, labels=5)[0]
+    unwanted = request(some_tokens(rng, 20), [(some_tokens(rng, 250), [30, 40])] * 7, cache_prompt=False)
+    extra = ("-ub", "2048", "--slot-save-path", tmp_path)
+    with Server(llama_server, tiny_hybrid, *extra, slots=slots, context=1024) as server:
+
+        def erase(slot: int) -> None:
+            status, reply = server.call("POST", f"/slots/{slot}?action=erase")
+            assert status == 200, reply
+
+        began_s = time.monotonic()
+        assert server.call("POST", "/decide", unwanted)[0] == 200
+        lasts_s = time.monotonic() - began_s
+        for turn in range(rounds):
+            state = some_tokens(rng, 60)
+            lone = server.lone(state, question)
+            for _ in range(turn % 4):  # the slots fill a batch in another order each turn
+                server.lone(some_tokens(rng, 5), question)
+            # The first place in memory is free again when the state has its own, and no two others lie together.
+            server.call("POST", "/completion", completion(some_tokens(rng, 20), 1, id_slot=slots - 1))
+            server.decide(state, [question])
+            erase(slots - 1)
+
+            connection = send_and_leave(server, unwanted)
+            sent_s, cut_s = time.monotonic(), lasts_s * (turn + 0.5) / rounds
+            time.sleep(cut_s)
+            server.child.send_signal(signal.SIGSTOP)
+            connection.close()
+            time.sleep(max(0.0, sent_s + math.ceil(cut_s) + 0.1 - time.monotonic()))
+            server.child.send_signal(signal.SIGCONT)
+            wait_for(lambda: server.processing() == 0)
+
+            reply = server.decide(state, [question])
+            assert difference([lone], reply["results"]) <= TOLERANCE, turn
+            assert reply["tokens"]["prefix_cached"] == len(state)
+            for slot in range(slots):
+                erase(slot)
+        given_up = server.log.read_text(errors="replace").count("decode aborted, nobody waits for it")
+        assert given_up >= rounds // 4
 
 
 @pytest.mark.parametrize("cut", ["connected", "headers", "half a body", "whole body", "reading", "replied"])
