@@ -123,6 +123,11 @@ class Server:
         _, slots = self.call("GET", "/slots")
         return sum(slot["is_processing"] for slot in slots)
 
+    def peak_bytes(self) -> int:
+        """Return the most memory the server has had so far."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
     def kill(self) -> None:
         self.child.send_signal(signal.SIGKILL)
 

@@ -440,6 +440,19 @@ def test_a_child_that_does_not_fit_is_refused_although_its_parent_fits(
     assert (status, reply["error"]["n_prompt_tokens"]) == (400, 2100)
 
 
+def test_a_huge_question_is_refused_before_it_is_copied_for_each_reading(engine: Server) -> None:
+    count = 2_000_000
+    nested = [[{"tokens": [5] * i}] for i in range(1, 256)]
+    huge = changed(suffixes=[{"segments": [{"tokens": [4] * count}], "options": nested, "end": 2}])
+    body = json.dumps(huge).encode()
+    before = engine.peak_bytes()
+    status, reply = engine.call("POST", "/decide", body)
+    assert (status, reply["error"]["type"]) == (400, "exceed_context_size_error")
+    assert reply["error"]["n_prompt_tokens"] == 3 + count + 254
+    # Parsed JSON has some 30 bytes a number; the 254 readings would have 1000 bytes a token.
+    assert engine.peak_bytes() - before < 100 * len(body)
+
+
 def mutated(rng: random.Random, value: Any) -> Any:
     """Return the value with one random part replaced, removed or repeated."""
     odd: list[Any] = [
