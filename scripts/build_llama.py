@@ -83,6 +83,7 @@ COMMON_OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
+    "MTMD_VIDEO": "OFF",  # else a picture that cannot be decoded is handed to the ffmpeg in PATH
     "LLAMA_BUILD_NUMBER": LLAMA_CPP.removeprefix("b"),
     "LLAMA_BUILD_COMMIT": "openjev",
     "GGML_CCACHE": "OFF",

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,21 @@ class Server:
         _, slots = self.call("GET", "/slots")
         return sum(slot["is_processing"] for slot in slots)
 
+    def peak_bytes(self) -> int:
+        """Return the most memory the server has had so far."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
     def kill(self) -> None:
         self.child.send_signal(signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Return as soon as the condition holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def request(prefix: Sequence[int], questions: Sequence[Question], **fields: object) -> dict[str, Any]:

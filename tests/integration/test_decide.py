@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from tests.integration.decide_server import (
     TOLERANCE,
     Question,
     Server,
+    UnixConnection,
     difference,
     request,
     some_questions,
     some_tokens,
+    wait_for,
 )
 
 SLOTS = 8
@@ -102,6 +105,23 @@ def test_states_that_differ_in_the_last_token_are_told_apart(engine: Server, rng
     for _ in range(2):
         for state, expected in zip(states, lone, strict=True):
             assert difference(expected, engine.decide(state, questions)["results"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("count", [2, SLOTS + 3])
+@pytest.mark.parametrize(
+    ("shared", "fields"), [(GRID, {}), (200, {"checkpoints": [200]})], ids=["grid", "list"]
+)
+def test_states_that_part_at_a_checkpoint_are_told_apart(
+    engine: Server, rng: random.Random, shared: int, fields: dict[str, object], count: int
+) -> None:
+    """One token further all of them have a checkpoint, each of its own state."""
+    frame, questions = some_tokens(rng, shared), some_questions(rng, count, most=10)
+    states = [[*frame, 30], [*frame, 31], *([*frame, 31, *some_tokens(rng, 40)] for _ in range(2))]
+    cold = [engine.decide(state, questions, cache_prompt=False)["results"] for state in states]
+    assert difference(cold[0], cold[1]) > 1e-3
+    for i in (0, 1, 1, 2, 3, 0, 0, 3, 1):
+        reply = engine.decide(states[i], questions, **fields)
+        assert difference(cold[i], reply["results"]) <= TOLERANCE, i
 
 
 def test_a_question_longer_than_a_turn_of_512_tokens(engine: Server, rng: random.Random) -> None:
@@ -420,6 +440,19 @@ def test_a_child_that_does_not_fit_is_refused_although_its_parent_fits(
     assert (status, reply["error"]["n_prompt_tokens"]) == (400, 2100)
 
 
+def test_a_huge_question_is_refused_before_it_is_copied_for_each_reading(engine: Server) -> None:
+    count = 2_000_000
+    nested = [[{"tokens": [5] * i}] for i in range(1, 256)]
+    huge = changed(suffixes=[{"segments": [{"tokens": [4] * count}], "options": nested, "end": 2}])
+    body = json.dumps(huge).encode()
+    before = engine.peak_bytes()
+    status, reply = engine.call("POST", "/decide", body)
+    assert (status, reply["error"]["type"]) == (400, "exceed_context_size_error")
+    assert reply["error"]["n_prompt_tokens"] == 3 + count + 254
+    # Parsed JSON has some 30 bytes a number; the 254 readings would have 1000 bytes a token.
+    assert engine.peak_bytes() - before < 100 * len(body)
+
+
 def mutated(rng: random.Random, value: Any) -> Any:
     """Return the value with one random part replaced, removed or repeated."""
     odd: list[Any] = [
@@ -502,3 +535,37 @@ def test_an_idle_server_exits_and_a_polled_one_too(llama_server: Path, tiny_hybr
                 pass
             time.sleep(0.1)
         assert server.child.poll() == 0
+
+
+@pytest.mark.parametrize("path", ["/completion", "/decide"])
+def test_a_request_that_sigterm_cuts_off_gets_a_503(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random, path: str
+) -> None:
+    bodies: dict[str, object] = {
+        "/completion": {"prompt": some_tokens(rng, 30), "n_predict": 1900, "ignore_eos": True},
+        "/decide": request(some_tokens(rng, 30), [(some_tokens(rng, 1900), [30, 40])] * 20),
+    }
+    with (
+        Server(llama_server, tiny_hybrid, slots=1, context=CONTEXT) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(server.call, "POST", path, bodies[path])
+        wait_for(lambda: server.processing() == 1)
+        server.child.terminate()
+        assert server.child.wait(20) == 0
+        status, reply = asked.result()
+    assert (status, reply["error"]["type"]) == (503, "unavailable_error")
+
+
+def test_sigterm_during_a_stream_is_an_orderly_exit(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random
+) -> None:
+    body = {"prompt": some_tokens(rng, 30), "n_predict": 1900, "ignore_eos": True, "stream": True}
+    with Server(llama_server, tiny_hybrid, slots=1, context=CONTEXT) as server:
+        connection = UnixConnection(server.path, 60)
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        assert (reply.status, reply.readline()[:6]) == (200, b"data: ")
+        server.child.terminate()
+        assert server.child.wait(20) == 0
+        connection.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -24,6 +26,7 @@ from tests.integration.decide_server import (
     request,
     some_questions,
     some_tokens,
+    wait_for,
 )
 
 SLOTS = 4
@@ -156,6 +159,65 @@ def test_a_group_is_not_overtaken_by_single_questions(engine: Server, rng: rando
             assert overtook <= 12  # six were there before; their clients may come back once while it is read
 
 
+def completion(prompt: list[int], count: int, **fields: object) -> dict[str, object]:
+    """Return the body of a completion of `count` tokens by slot 0."""
+    fixed = {"temperature": 0, "ignore_eos": True, "cache_prompt": False, "id_slot": 0}
+    return {"prompt": prompt, "n_predict": count, **fixed, **fields}
+
+
+def test_a_completion_for_one_slot_behind_a_waiting_group_holds_up_nobody(
+    engine: Server, rng: random.Random
+) -> None:
+    prompt, group = some_tokens(rng, 20), request(some_tokens(rng, 50), some_questions(rng, SLOTS))
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(engine.call, "POST", "/completion", completion(prompt, 1500))]
+        wait_for(lambda: engine.processing() == 1)
+        asked.append(pool.submit(engine.call, "POST", "/decide", group, 20))
+        wait_for(lambda: engine.counter("requests_deferred") == 1)
+        asked.append(pool.submit(engine.call, "POST", "/completion", completion(prompt, 2), 20))
+        wait_for(lambda: engine.counter("requests_deferred") == 2)
+        assert [one.result()[0] for one in asked] == [200] * 3
+
+
+def test_a_slot_that_was_waited_for_to_be_saved_is_passed_on(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random, tmp_path: Path
+) -> None:
+    prompt, save = some_tokens(rng, 20), ("/slots/0?action=save", {"filename": "saved"})
+    extra = ("--slot-save-path", tmp_path)
+    with (
+        Server(llama_server, tiny_hybrid, *extra, slots=1, context=CONTEXT) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        asked = [pool.submit(server.call, "POST", "/completion", completion(prompt, 1500))]
+        wait_for(lambda: server.processing() == 1)
+        asked.append(pool.submit(server.call, "POST", *save, 20))
+        wait_for(lambda: server.counter("requests_deferred") == 1)
+        asked.append(pool.submit(server.call, "POST", "/completion", completion(prompt, 2, id_slot=-1), 20))
+        wait_for(lambda: server.counter("requests_deferred") == 2)
+        assert [one.result()[0] for one in asked] == [200] * 3
+
+
+def test_a_completion_that_waits_for_a_slot_leaves_the_prompt_there_alone(
+    engine: Server, rng: random.Random
+) -> None:
+    """Also one whose own prompt is in memory and could be put into the slot at once."""
+
+    def logprobs(body: dict[str, object]) -> list[float]:
+        status, reply = engine.call("POST", "/completion", body)
+        assert status == 200, reply
+        return [entry["logprob"] for entry in reply["completion_probabilities"]]
+
+    short = completion(some_tokens(rng, 200), 1, n_probs=1)
+    long = completion(some_tokens(rng, 40), 500, n_probs=1)
+    alone = [logprobs(body) for body in (short, long)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(logprobs, long)
+        wait_for(lambda: engine.processing() == 1)
+        second = pool.submit(logprobs, short)
+        assert second.result() == pytest.approx(alone[0], abs=1e-3)
+        assert first.result() == pytest.approx(alone[1], abs=1e-3)
+
+
 def test_a_request_that_is_too_long_fails_alone(engine: Server, rng: random.Random) -> None:
     state, questions = some_tokens(rng, 100), some_questions(rng, 3)
     lone = [engine.lone(state, question) for question in questions]
@@ -215,6 +277,51 @@ def test_a_batch_nobody_waits_for_is_given_up(
         answered = server.decide(state, questions)
         assert difference(lone, answered["results"]) <= TOLERANCE
         assert "decode aborted, nobody waits for it" in server.log.read_text(errors="replace")
+
+
+def test_a_batch_that_is_given_up_leaves_the_states_of_others_alone(
+    llama_server: Path, tiny_hybrid: Path, rng: random.Random, tmp_path: Path
+) -> None:
+    """The server looks for its clients once a second; it is stopped meanwhile, each time further into the batch."""
+    rounds, slots = 20, 8
+    question = some_questions(rng, 1, labels=5)[0]
+    unwanted = request(some_tokens(rng, 20), [(some_tokens(rng, 250), [30, 40])] * 7, cache_prompt=False)
+    extra = ("-ub", "2048", "--slot-save-path", tmp_path)
+    with Server(llama_server, tiny_hybrid, *extra, slots=slots, context=1024) as server:
+
+        def erase(slot: int) -> None:
+            status, reply = server.call("POST", f"/slots/{slot}?action=erase")
+            assert status == 200, reply
+
+        began_s = time.monotonic()
+        assert server.call("POST", "/decide", unwanted)[0] == 200
+        lasts_s = time.monotonic() - began_s
+        for turn in range(rounds):
+            state = some_tokens(rng, 60)
+            lone = server.lone(state, question)
+            for _ in range(turn % 4):  # the slots fill a batch in another order each turn
+                server.lone(some_tokens(rng, 5), question)
+            # The first place in memory is free again when the state has its own, and no two others lie together.
+            server.call("POST", "/completion", completion(some_tokens(rng, 20), 1, id_slot=slots - 1))
+            server.decide(state, [question])
+            erase(slots - 1)
+
+            connection = send_and_leave(server, unwanted)
+            sent_s, cut_s = time.monotonic(), lasts_s * (turn + 0.5) / rounds
+            time.sleep(cut_s)
+            server.child.send_signal(signal.SIGSTOP)
+            connection.close()
+            time.sleep(max(0.0, sent_s + math.ceil(cut_s) + 0.1 - time.monotonic()))
+            server.child.send_signal(signal.SIGCONT)
+            wait_for(lambda: server.processing() == 0)
+
+            reply = server.decide(state, [question])
+            assert difference([lone], reply["results"]) <= TOLERANCE, turn
+            assert reply["tokens"]["prefix_cached"] == len(state)
+            for slot in range(slots):
+                erase(slot)
+        given_up = server.log.read_text(errors="replace").count("decode aborted, nobody waits for it")
+        assert given_up >= rounds // 4
 
 
 @pytest.mark.parametrize("cut", ["connected", "headers", "half a body", "whole body", "reading", "replied"])

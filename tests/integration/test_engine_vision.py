@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,27 @@ def test_bad_pictures_name_their_field(engine: Server, rng: random.Random) -> No
         assert status == 400, (message, reply)
         assert reply["error"]["message"].startswith(message)
     assert engine.is_alive()
+
+
+def test_a_picture_that_does_not_decode_is_handed_to_no_other_program(
+    llama_server: Path,
+    tiny_hybrid: Path,
+    tiny_projector: Path,
+    rng: random.Random,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("ffmpeg", "ffprobe"):
+        (tmp_path / name).write_text('#!/bin/sh\n: > "$0.ran"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    broken = base64.b64encode(base64.b64decode(picture(rng))[:60]).decode()
+    body = {
+        "prefix": [{"image": 0}, {"tokens": [30]}],
+        "images": [broken],
+        "suffixes": [{"segments": [{"tokens": [31]}], "labels": [40, 41]}],
+    }
+    with Server(llama_server, tiny_hybrid, "--mmproj", tiny_projector, slots=1, context=256) as server:
+        status, reply = server.call("POST", "/decide", body)
+    assert (status, reply["error"]["message"]) == (400, "images[0]: cannot be decoded")
+    assert not list(tmp_path.glob("*.ran"))

@@ -91,6 +91,11 @@ def test_generic_build_asks_for_no_cpu_feature() -> None:
     assert options["GGML_NATIVE"] == "OFF"
 
 
+@pytest.mark.parametrize("backend", list(build_llama.BACKENDS))
+def test_no_build_hands_a_picture_to_another_program(backend: str) -> None:
+    assert build_llama.cmake_options(backend, "native", sanitize=False)["MTMD_VIDEO"] == "OFF"
+
+
 def test_sanitizer_flags_do_not_replace_those_of_the_variant() -> None:
     options = build_llama.cmake_options("cpu", "no-amx", sanitize=True)
     assert options["CMAKE_CXX_FLAGS"] == f"-U__AMX_INT8__ {build_llama.SANITIZE_FLAGS}"
