@@ -491,11 +491,15 @@ def batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]
     return [*found, current] if current else found
 
 
+_MOST_OF_A_STATE = 12
+
+
 class Sampler:
     """An endless, repeatable stream of training batches in the proportions of a mixture.
 
-    Rows of a task come in shuffled order, each once before any comes again. A pool of batches is drawn, sorted
-    by length so that little is padded, and given out in random order.
+    Rows of a task come in shuffled order, each once before any comes again; with a row come the others about the
+    same state, in a batch of their own that reads the state once. A pool of batches is drawn, sorted by length so
+    that little is padded, and given out in random order.
     """
 
     def __init__(
@@ -514,17 +518,22 @@ class Sampler:
         self._most_tokens = most_tokens
         self._pool_batches = pool_batches
         self._swap_noul = swap_noul
-        self._rows: dict[str, list[Row]] = {}
+        groups: dict[tuple[str, Tokens], list[Row]] = {}
         for row in rows:
             if weights.get(row.task, 0.0) > 0.0:
-                self._rows.setdefault(row.task, []).append(row)
+                groups.setdefault((row.task, row.prefix), []).append(row)
+        self._rows: dict[str, list[list[Row]]] = {}
+        for (task, _), group in groups.items():
+            # So many about one text are no questions about it: the text is nothing ("Which is right?").
+            parts = [group] if len(group) <= _MOST_OF_A_STATE else [[row] for row in group]
+            self._rows.setdefault(task, []).extend(parts)
         if not self._rows:
             raise SystemExit("no training rows")
         self._tasks = sorted(self._rows)
         self._weights = [weights[task] for task in self._tasks]
-        self._left: dict[str, list[Row]] = {task: [] for task in self._tasks}
+        self._left: dict[str, list[list[Row]]] = {task: [] for task in self._tasks}
 
-    def _next(self, task: str) -> Row:
+    def _next(self, task: str) -> list[Row]:
         if not self._left[task]:
             self._left[task] = self._rng.sample(self._rows[task], len(self._rows[task]))
         return self._left[task].pop()
@@ -532,14 +541,19 @@ class Sampler:
     def __iter__(self) -> Iterator[list[Example]]:
         while True:
             pool: list[Example] = []
+            cut: list[list[Example]] = []
             tokens = 0
             while tokens < self._pool_batches * self._most_tokens:
-                row = self._next(self._rng.choices(self._tasks, self._weights)[0])
-                order = order_of(row, self._rng, swap_noul=self._swap_noul)
-                one = example(row, self._frames, order)
-                if one is not None:
-                    pool.append(one)
-                    tokens += len(one.ids)
-            cut = batches(pool, self._most_tokens)
+                found = []
+                for row in self._next(self._rng.choices(self._tasks, self._weights)[0]):
+                    one = example(row, self._frames, order_of(row, self._rng, swap_noul=self._swap_noul))
+                    if one is not None:
+                        found.append(one)
+                if len(found) > 1:
+                    cut.append(found)
+                else:
+                    pool += found
+                tokens += sum(len(one.ids) for one in found)
+            cut += batches(pool, self._most_tokens)
             self._rng.shuffle(cut)
             yield from cut

@@ -26,6 +26,14 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "When will I be given back the {amount} that was booked by mistake?",
         "I was billed for {seats} seats but we have half of that. Give us back the difference.",
         "Please reverse the payment of {amount}, it was made by accident.",
+        "I expect the {amount} for the missing {item} to be credited to me.",
+        "The trial was billed although I had ended it. Kindly give the {amount} back.",
+        "As the {item} never reached me, I ask you to repay what it cost.",
+        "I cancelled within fourteen days, so I am entitled to my money.",
+        "Could the {amount} that were taken too much be returned?",
+        "We were promised a credit of {amount} in {month} and are still waiting for it.",
+        "I sent the {item} back unopened. Please transfer the price to my bank.",
+        "There are two bookings of {amount} for one order. One of them has to come back to us.",
     )),
     "payment question": ("billing", False, (
         "Could you send me a copy of invoice {invoice}?",
@@ -37,6 +45,9 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "Why did the price go up to {amount} this month?",
         "My payment was declined although the card is fine.",
         "When is the next payment due?",
+        "Which of our invoices are still open?",
+        "Please put our new company name on the bill.",
+        "Can we pay for the whole year at once?",
     )),
     "bug": ("technical", False, (
         "The export to PDF ends with error {code} since the last update.",
@@ -48,6 +59,10 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "The reminder mails are sent twice.",
         "Filtering by date gives an empty page with code {code}.",
         "The calendar sync puts every meeting one hour too early.",
+        "The button for a new entry has been grey since this morning.",
+        "Photos that I attach are gone as soon as I reload.",
+        "After signing in I land on an error page.",
+        "The printout cuts off the last column.",
     )),
     "outage": ("technical", False, (
         "The whole site is down for us, we only see error {code}.",
@@ -55,6 +70,8 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "Your API answers every call with {code}.",
         "All our dashboards are empty and nothing loads.",
         "The service has been unreachable from our office for an hour.",
+        "Not one of our screens shows anything since noon.",
+        "Every page times out, for all forty of us.",
     )),
     "how-to": ("technical", False, (
         "How do I connect the calendar with our own system?",
@@ -71,6 +88,9 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "We want to add {seats} more users from {month} on. What are your prices?",
         "Is there a trial for companies of our size?",
         "Our team is growing and we are interested in the {plan} plan.",
+        "Please send a quote for {seats} licences.",
+        "What discount can you give for {seats} people for two years?",
+        "We are thinking of buying the {plan} plan, who can advise us?",
     )),
     "delivery": ("shipping", False, (
         "My order {order} should have come last week, where is it?",
@@ -98,6 +118,8 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "Thank you for the quick help last week, everything is solved.",
         "Your colleague on the phone was very kind, please tell them.",
         "We have used the {plan} plan for a year and are very happy.",
+        "What a great seminar that was, my whole team enjoyed it.",
+        "Nothing is wrong, I only write to praise your support.",
     )),
     "no request for us": ("other", False, (
         "I am writing a school paper, how many people work for you?",
@@ -181,6 +203,12 @@ LEAVING = (
     "One more time and we cancel our contract.",
     "I will end my subscription next month if nothing changes.",
     "Then my lawyer will write to you and we are gone.",
+    "In that case we move everything to somebody else.",
+    "I have had enough and will not renew.",
+    "If I hear nothing, my bank will take the payment back.",
+    "We have decided to leave you at the end of the quarter.",
+    "Please delete my account, I am done with you.",
+    "Next year we will be with another supplier.",
 )
 STAYING = (
     "",
@@ -190,6 +218,9 @@ STAYING = (
     "I look forward to your answer.",
     "Please let me know if you need anything else from me.",
     "Best wishes from the whole team.",
+    "We are glad to be your customers.",
+    "We will surely order again.",
+    "Otherwise everything works fine.",
 )
 MOODS: dict[str, tuple[str, ...]] = {
     "angry": (
@@ -223,14 +254,16 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 MONTHS = ("January", "March", "April", "June", "August", "October", "November")
 ITEMS = ("lamp", "headset", "desk", "coffee grinder", "keyboard", "jacket", "printer", "backpack")
 PLANS = ("Basic", "Plus", "Business", "Starter", "Premium")
+# Of one message: several questions tell the model more than several messages with one each, and cost it less.
+QUESTIONS_EACH = 6
 TEMPLATES = ("refund", "team", "topic", "urgency", "today", "leaving", "mood", "angry", "repeated")
 
 
-def rows(count: int, seed: int) -> Iterator[JSON]:
-    """Give so many labelled rows, the same for the same seed."""
+def rows(messages: int, seed: int) -> Iterator[JSON]:
+    """Give the labelled rows of so many messages, QUESTIONS_EACH of each, the same for the same seed."""
     rng = random.Random(f"tickets-{seed}")
-    for number in range(count):
-        yield _row(rng, f"tickets-{seed}-{number:05d}")
+    for number in range(messages):
+        yield from _rows(rng, f"tickets-{seed}-{number:05d}")
 
 
 def _filled(rng: random.Random, text: str) -> str:
@@ -250,15 +283,10 @@ def _filled(rng: random.Random, text: str) -> str:
     )
 
 
-def _row(rng: random.Random, id_: str) -> JSON:
-    topic = rng.choice(list(TOPICS))
+def _rows(rng: random.Random, id_: str) -> Iterator[JSON]:
+    topic = "refund" if rng.random() < 0.2 else rng.choice(list(TOPICS))
     team, is_refund, sentences = TOPICS[topic]
     about = rng.choice(sentences)
-    template = rng.choice(TEMPLATES)
-    if template == "refund" and not is_refund and rng.random() < 0.4:
-        topic = "refund"
-        team, is_refund, sentences = TOPICS[topic]
-        about = rng.choice(sentences)
     # What is down is not said to be without hurry.
     urgency = 0 if topic == "praise" else rng.randint(int(topic == "outage"), 3)
     is_leaving = rng.random() < 0.35 and topic != "praise"
@@ -275,16 +303,20 @@ def _row(rng: random.Random, id_: str) -> JSON:
     else:
         text = " ".join(part for part in [about, *middle] if part)
     text = rng.choice(OPENINGS) + _filled(rng, text)
-    question, label = _question(rng, template, topic, team, is_refund, urgency, is_leaving, mood, is_repeated)
-    return {
-        "id": id_,
-        "split": "train",
-        "state": _state(rng, text, about),
-        "question": question,
-        "label": label,
-        "source": "scripts/readout_tickets.py",
-        "subset": template,
-    }
+    state = _state(rng, text, about)
+    for template in rng.sample(TEMPLATES, QUESTIONS_EACH):
+        question, label = _question(
+            rng, template, topic, team, is_refund, urgency, is_leaving, mood, is_repeated
+        )
+        yield {
+            "id": f"{id_}-{template}",
+            "split": "train",
+            "state": state,
+            "question": question,
+            "label": label,
+            "source": "scripts/readout_tickets.py",
+            "subset": template,
+        }
 
 
 def _state(rng: random.Random, text: str, about: str) -> Any:

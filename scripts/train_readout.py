@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import readout_data as data
+import readout_tickets
 
 from openjev_cli import prompt
 
@@ -71,6 +72,13 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--step-rows", type=int, default=16, help="rows of an optimizer step, at least")
     add("--max-tokens", type=int, default=240, help="longer prompts are not trained on")
     add("--mass-weight", type=float, default=0.1, help="of -log P(any option) in the whole vocabulary")
+    add(
+        "--weight",
+        action="append",
+        default=[],
+        metavar="TASK=WEIGHT",
+        help="another share of a task than the mixture gives it; may repeat",
+    )
     add("--swap-noul", type=float, default=0.1, help="share of yes/no questions shown as no/yes")
     add("--checkpoint-minutes", type=float, default=5.0)
     add("--eval-minutes", type=float, default=10.0)
@@ -78,6 +86,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--device", default="cpu", help="cpu or cuda")
     add("--threads", type=int, default=0, help="of torch; 0: its own choice")
     chosen = parser.parse_args(words)
+    given = [one.partition("=") for one in chosen.weight]
+    chosen.weight = {task: float(weight) for task, _, weight in given}
+    if unknown := sorted(set(chosen.weight) - set(data.MIXTURE)):
+        parser.error(f"--weight: no such task in the mixture: {', '.join(unknown)}")
     if chosen.rows is None or chosen.work is None or chosen.model is None:
         from openjev_cli import config, models, profiles
 
@@ -222,26 +234,31 @@ class Training:
         self.counts: dict[str, int] = defaultdict(int)
         for row in train:
             self.counts[row.task] += 1
-        self.batches = iter(
-            data.Sampler(
-                train,
-                self.frames,
-                weights={task: weight for task, (weight, _) in data.MIXTURE.items()},
-                seed=args.seed,
-                most_tokens=args.micro_tokens,
-                swap_noul=args.swap_noul,
-            )
-        )
         self.seen = looked_at(rows, "validation", args.eval_rows, self.frames)
         self.unseen = looked_at(rows, "unseen_validation", args.eval_rows, self.frames)
         self.done: JSON = {"step": 0, "batches": 0, "rows": 0, "tokens": 0, "elapsed_s": 0.0}
         self.rows_by_task: dict[str, int] = defaultdict(int)
+        self.phases: list[JSON] = []
         self._since: dict[str, float] = defaultdict(float)
         args.work.mkdir(parents=True, exist_ok=True)
         if args.resume:
             self._load()
         elif (args.work / CHECKPOINT).exists() or (args.work / CURVE).exists():
             raise SystemExit(f"{args.work} holds a run: go on with --resume, or name another --work")
+        self.batches = iter(
+            data.Sampler(
+                train,
+                self.frames,
+                weights={**{task: weight for task, (weight, _) in data.MIXTURE.items()}, **args.weight},
+                # A run that goes on draws other rows than it began with.
+                seed=args.seed + int(self.done["step"]),
+                most_tokens=args.micro_tokens,
+                swap_noul=args.swap_noul,
+            )
+        )
+        changed = ("minutes", "lr", "step_rows", "micro_tokens", "weight")
+        phase = {key: held for key, held in vars(args).items() if key in changed}
+        self.phases.append({"from_step": self.done["step"], "from_s": self.done["elapsed_s"], **phase})
         self.model.merge()
 
     def run(self) -> None:
@@ -353,6 +370,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "done": self.done,
             "rows_by_task": dict(self.rows_by_task),
+            "phases": self.phases,
         }
         temporary = work / f"{CHECKPOINT}.part"
         torch.save(held, temporary)
@@ -371,8 +389,7 @@ class Training:
         self.optimizer.load_state_dict(held["optimizer"])
         self.done = held["done"]
         self.rows_by_task.update(held["rows_by_task"])
-        for _ in range(self.done["batches"]):
-            next(self.batches)
+        self.phases = held.get("phases", [])
 
 
 def export(model: Model, path: Path, alpha: float) -> None:
@@ -430,6 +447,7 @@ def recipe(training: Training) -> JSON:
             "level": prompt.REPLY_LEVEL_WORDS,
             "cue": prompt.ANSWER_WORDS,
         },
+        "phases": training.phases,
         "trained": {**training.done, "rows_by_task": dict(sorted(training.rows_by_task.items()))},
         "available_rows": dict(sorted(training.counts.items())),
         "mixture": {task: {"weight": weight, "why": why} for task, (weight, why) in data.MIXTURE.items()},
@@ -439,7 +457,8 @@ def recipe(training: Training) -> JSON:
         "data": sources(args.data, training.rows_by_task),
         "generated": {
             "script": "scripts/readout_tickets.py",
-            "rows": data.TICKETS,
+            "messages": data.TICKETS,
+            "questions_each": readout_tickets.QUESTIONS_EACH,
             "seed": data.TICKETS_SEED,
         },
         "machine": {

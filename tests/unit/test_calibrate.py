@@ -81,7 +81,9 @@ def test_a_format_that_a_report_does_not_have_is_refused_on_the_command_line_onl
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rows(tmp_path / "rows.jsonl", NOUL)
-    with pytest.raises(errors.InputError, match=f"--format {name}: a report is printed as table, json or jsonl"):
+    with pytest.raises(
+        errors.InputError, match=f"--format {name}: a report is printed as table, json or jsonl"
+    ):
         command.calibrate(path, format_=name)
     (tmp_path / "config" / "openjev").mkdir(parents=True)
     (tmp_path / "config" / "openjev" / "config.toml").write_text(f'format = "{name}"\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -139,8 +140,9 @@ def test_files_of_rows_may_be_packed(tmp_path: Path) -> None:
 
 
 def test_made_tickets_are_the_same_every_time_and_can_be_asked() -> None:
-    made = list(readout_tickets.rows(300, 5))
-    assert made == list(readout_tickets.rows(300, 5)) != list(readout_tickets.rows(300, 6))
+    made = list(readout_tickets.rows(50, 5))
+    assert made == list(readout_tickets.rows(50, 5)) != list(readout_tickets.rows(50, 6))
+    assert len({row["id"] for row in made}) == len(made) == 50 * readout_tickets.QUESTIONS_EACH
     assert {row["subset"] for row in made} == set(readout_tickets.TEMPLATES)
     assert not [row for row in made if "{" in json.dumps(row["state"]).replace('{"', "")]
     for row in data.read_rows(data.GENERATED):
@@ -279,6 +281,20 @@ def test_every_row_comes_once_before_any_comes_again() -> None:
     # Batches of a pool are given out in any order, so a row may be one pool ahead.
     assert len(counts) == 30
     assert max(counts.values()) - min(counts.values()) <= 6
+
+
+def test_rows_about_one_state_come_together_in_a_batch_of_their_own() -> None:
+    about = {n: tuple(range(100 + n, 130 + n)) for n in range(8)}
+    rows = [dataclasses.replace(a_row(n, length=6), id=f"t-{n}", prefix=about[n // 4]) for n in range(32)] + [
+        dataclasses.replace(a_row(n, task="u"), prefix=(7, n)) for n in range(20)
+    ]
+    cut = list(itertools.islice(sampler(rows, {"t": 1.0, "u": 1.0}), 40))
+    together = [batch for batch in cut if batch[0].task == "t"]
+    assert together
+    for batch in together:
+        assert len({int(one.id[2:]) // 4 for one in batch}) == 1
+        assert len(batch) == 4
+        assert data.shared_prefix(batch) >= 30  # the state is read once
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
