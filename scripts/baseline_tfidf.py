@@ -6,7 +6,7 @@
 
 For each task one model, fitted on its training rows. An option is described by the TF-IDF weights of its words, by
 pairs (word of the state, word of the option), and by how far state and option overlap; the model says which option
-is right. With --recipe it learns from exactly the rows that the readout saw, in its time; else from all.
+is right. With --recipe it learns from as many rows of each task as the readout saw; else from all.
 
 What it cannot do: it knows no word that its rows did not hold, and nothing of what words mean. For a task it was
 not trained on, one model of all tasks is used; it can go by overlapping words, and by words that spoke for or
@@ -133,29 +133,6 @@ class Model:
         return found
 
 
-def trained_ids(recipe: JSON, rows_file: Path) -> set[tuple[str, str]]:
-    """Return (task, id) of the rows that a run of train_readout.py saw, by drawing them again."""
-    settings, count = recipe["settings"], int(recipe["trained"]["rows"])
-    frames, rows = data.load(rows_file, keep=lambda task, part: part == "train")
-    rows = [row for row in rows if row.length(frames) <= settings["max_tokens"]]
-    sampler = data.Sampler(
-        rows,
-        frames,
-        weights={task: one["weight"] for task, one in recipe["mixture"].items()},
-        seed=settings["seed"],
-        most_tokens=settings["micro_tokens"],
-        swap_noul=settings["swap_noul"],
-    )
-    seen: set[tuple[str, str]] = set()
-    drawn = 0
-    for batch in sampler:
-        seen |= {(one.task, one.id) for one in batch}
-        drawn += len(batch)
-        if drawn >= count:
-            return seen
-    raise AssertionError("the stream has no end")
-
-
 def chosen(cases: Iterable[Case], limit: int) -> list[Case]:
     """Return the rows that evaluate.py takes with this limit."""
     ordered = sorted(cases, key=lambda case: data.number_of(case.id))
@@ -165,7 +142,7 @@ def chosen(cases: Iterable[Case], limit: int) -> list[Case]:
 def run(args: argparse.Namespace) -> JSON:
     """Fit and measure; return the receipt."""
     recipe = json.loads(args.recipe.read_text(encoding="utf-8")) if args.recipe else None
-    allowed = trained_ids(recipe, args.rows) if recipe else None
+    most: dict[str, int] | None = recipe["trained"]["rows_by_task"] if recipe else None
     held_out = data.held_out_keys(args.data)
     training: dict[str, list[Case]] = defaultdict(list)
     asked: dict[str, list[Case]] = {}
@@ -180,11 +157,13 @@ def run(args: argparse.Namespace) -> JSON:
                 continue
             case = case_of(row, task, {"test": "seen"}.get(part, part))
             labels[task].add(case.kind, case.names[case.gold])
-            if part == "train" and (allowed is None or (task, case.id) in allowed):
+            if part == "train":
                 training[task].append(case)
             elif part in ("test", "unseen"):
                 tested.append(case)
         asked[task] = chosen(tested, args.limit)
+        if most is not None:
+            training[task] = chosen(training[task], most.get(task, 0)) if most.get(task) else []
     rows: list[numbers.Asked] = []
     mixed = [case for task in sorted(training) for case in training[task]]
     random.Random(0).shuffle(mixed)
@@ -200,7 +179,7 @@ def run(args: argparse.Namespace) -> JSON:
         "script": "baseline_tfidf.py",
         "date": datetime.date.today().isoformat(),
         "trained_rows": {task: len(cases) for task, cases in sorted(training.items())},
-        "same_rows_as": recipe["adapter"]["sha256"] if recipe else None,
+        "as_many_rows_as": recipe["adapter"]["sha256"] if recipe else None,
         "limit": args.limit,
         "unseen": f"one model of {min(len(mixed), args.most_rows)} rows of all seen tasks",
         **numbers.report(rows, labels),
@@ -214,16 +193,11 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of labelled rows")
-    add("--recipe", type=Path, help="recipe.json of a training: learn from exactly its rows")
-    add("--rows", type=Path, help="its token ids (default: below openjev's cache folder)")
+    add("--recipe", type=Path, help="recipe.json of a training: learn from as many rows as it did")
     add("--limit", type=int, default=0, metavar="N", help="rows of each task to measure (0: all)")
     add("--most-rows", type=int, default=20000, metavar="N", help="of the one model for unseen tasks")
     add("--output", type=Path, help="write the receipt here")
     args = parser.parse_args(given)
-    if args.recipe and args.rows is None:
-        from openjev_cli import config
-
-        args.rows = config.load_from_process({}).cache_dir / "readout" / "rows.npz"
     receipt = run(args)
     print("\n".join(numbers.lines(receipt)))
     if args.output is not None:
