@@ -30,8 +30,7 @@ def test_a_calibration_stays_as_it_was_first_read_whatever_becomes_of_the_file(t
     assert session._read_calibration(path) is first
 
 
-def test_a_calibration_that_was_named_must_be_there_and_a_stored_one_need_not(tmp_path: Path) -> None:
+def test_a_calibration_that_was_named_must_be_there(tmp_path: Path) -> None:
     session = session_of(tmp_path, calibration=tmp_path / "named.json")
     with pytest.raises(errors.InputError, match="no such file"):
         session._read_calibration(tmp_path / "named.json")
-    assert session._read_calibration(tmp_path / "stored.json") is None
