@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from openjev_cli import answersets, errors, output
+from openjev_cli import answersets, output
 
 _BAR_CELLS = 20
 # What XML 1.0 (section 2.2) can hold; nothing else may stand in it, escaped or not.
@@ -135,18 +133,7 @@ def _attribute(text: str) -> str:
 
 def write_junit(path: Path, reports: Sequence[answersets.Report]) -> None:
     """Write the XML in one step. Raises InputError when the file cannot be written."""
-    # Not with_name, which refuses the path of a folder such as `.`.
-    partial = path.parent / f".{path.name}.{os.getpid()}.part"
-    try:
-        partial.write_text(junit(reports), encoding="utf-8")
-        partial.replace(path)
-    except OSError as exc:
-        raise errors.InputError(
-            f"--junit {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
-        ) from exc
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    output.to_file(path, junit(reports), flag="--junit")
 
 
 # ---------------------------------------------------------------------------------------- GitHub Actions

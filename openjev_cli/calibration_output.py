@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -279,15 +278,4 @@ def write_plot(path: Path, report: Report) -> None:
             ("after", Rows(report.types, is_fitted=True)),
         )
     ]
-    text = reliability.svg(f"Reliability of {report.made_for.model}", series)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as exc:
-        raise errors.InputError(
-            f"--plot {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
-        ) from exc
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    output.to_file(path, reliability.svg(f"Reliability of {report.made_for.model}", series), flag="--plot")

@@ -13,6 +13,8 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from openjev_cli import answers, errors, timing
@@ -365,6 +367,22 @@ def _write(data: bytes) -> None:
         raise unwritable(exc.strerror or str(exc)) from exc
     except ValueError as exc:
         raise unwritable("it is closed") from exc
+
+
+def to_file(path: Path, text: str, *, flag: str) -> None:
+    """Write a report to the file that a flag names, in one step. Raises InputError when it cannot be written."""
+    # Not with_name, which refuses the path of a folder such as `.`.
+    partial = path.parent / f".{path.name}.{os.getpid()}.part"
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as exc:
+        raise errors.InputError(
+            f"{flag} {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
+        ) from exc
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def unwritable(reason: str) -> errors.InputError:
