@@ -189,7 +189,8 @@ def _check_adapter(adapter: profiles.Adapter, config: Config) -> None:
     """Raise ModelError unless the adapter that came with this package is the one that was meant."""
     problem = "is not there"
     if adapter.path.is_file():
-        if _remembered_digest(adapter.path, config) == adapter.sha256:
+        # Not by a digest of its path: every warm call would load hashlib, and OpenSSL with it, for that.
+        if _remembered_digest(adapter.path, adapter.sha256, config) == adapter.sha256:
             return
         problem = f"is damaged or another file: its SHA-256 is not {adapter.sha256}"
     raise errors.ModelError(
@@ -301,14 +302,17 @@ def is_verified(path: Path, pinned: profiles.PinnedFile, *, always_hash: bool = 
 
 def digest(model: Model, config: Config) -> str:
     """The SHA-256 of the model's file; for a `--model` file taken now and remembered in the cache folder."""
-    return model.sha256 if model.sha256 is not None else _remembered_digest(model.path, config)
-
-
-def _remembered_digest(path: Path, config: Config) -> str:
+    if model.sha256 is not None:
+        return model.sha256
     import hashlib
 
-    # The folder of a user's own file is not ours to write into, nor that of this package.
-    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    return _remembered_digest(
+        model.path, hashlib.sha256(os.fsencode(model.path.resolve())).hexdigest()[:32], config
+    )
+
+
+def _remembered_digest(path: Path, name: str, config: Config) -> str:
+    """Return the SHA-256 of a file whose folder is not ours to write into. name: what it is remembered under."""
     memory = config.models_dir / "seen" / name
     try:
         remembered, now = _read_stamp(memory), _stamp_of(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,15 @@ def test_the_adapter_of_a_profile_is_named_with_the_model(
     model = models.resolve(loaded(tmp_path))
     assert model.name == "SmolLM2-135M-Instruct-Q4_1+some-words"
     assert models.resolve(loaded(tmp_path, readout="letters")).name == "SmolLM2-135M-Instruct-Q4_1"
+
+
+def test_a_warm_call_neither_hashes_the_adapter_again_nor_loads_what_hashes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_adapter(monkeypatch, tmp_path, CONTENT)
+    first = models.resolve(loaded(tmp_path))
+    monkeypatch.setitem(sys.modules, "hashlib", None)  # importing it fails from here on
+    assert models.resolve(loaded(tmp_path)) == first
 
 
 def test_an_adapter_that_is_not_the_pinned_one_is_refused(
