@@ -1,4 +1,4 @@
-"""Writes an adapter as llama.cpp's `--lora` reads it. numpy and gguf; no torch.
+"""Writes and reads an adapter as llama.cpp's `--lora` reads it. numpy and gguf; no torch.
 
 The layout is that of convert_lora_to_gguf.py and llama-adapter.cpp (b11434): a file of type "adapter" and kind
 "lora" for the same architecture, and for each adapted tensor NAME two more, NAME.lora_a of shape (rank, in) and
@@ -46,3 +46,14 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def read(path: Path) -> tuple[float, dict[str, Pair]]:
+    """Return alpha and the pairs of an adapter that `write` made, as float32."""
+    import gguf
+
+    reader = gguf.GGUFReader(str(path))
+    held = {tensor.name: np.asarray(tensor.data, dtype=np.float32) for tensor in reader.tensors}
+    names = [name.removesuffix(".lora_a") for name in held if name.endswith(".lora_a")]
+    alpha = float(reader.fields[gguf.Keys.Adapter.LORA_ALPHA].contents())
+    return alpha, {name: (held[f"{name}.lora_a"], held[f"{name}.lora_b"]) for name in names}

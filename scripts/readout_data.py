@@ -49,33 +49,33 @@ DROPPED: dict[str, str] = {"tool_choice": "the same BFCL functions and requests 
 # its prompts are far longer than the rest (medical_abstracts, advisory_*), or its labels are mostly noise
 # (isarcasm, word_difficulty).
 MIXTURE: dict[str, tuple[float, str]] = {
-    "synth": (4.0, "48 templates: fields, policies, tickets, logs; JSON, text and chats"),
-    "tickets": (1.5, "messages to a company with several facts in them; scripts/readout_tickets.py"),
-    "clinc150_full": (1.2, "intents"),
-    "clinc_domain": (1.2, "topics of requests"),
-    "banking77": (1.0, "intents; long option lists"),
+    "synth": (4.5, "48 templates: fields, policies, tickets, logs; JSON, text and chats"),
+    "tickets": (2.5, "messages to a company with several facts in them; scripts/readout_tickets.py"),
+    "clinc150_full": (1.0, "intents"),
+    "clinc_domain": (1.0, "topics of requests"),
+    "banking77": (0.8, "intents; long option lists"),
     "multidogo_turn": (1.0, "intents; customer service"),
-    "nlupp_intents": (1.0, "does the message involve this"),
-    "sgd_dialogue": (0.6, "dialogues"),
+    "nlupp_intents": (1.5, "does the message involve this"),
+    "sgd_dialogue": (0.8, "dialogues"),
     "commit_type": (0.6, "kinds of commits"),
-    "tram_attack_technique": (0.6, "techniques in security reports"),
-    "legal_clauses": (0.4, "kinds of clauses"),
+    "tram_attack_technique": (0.4, "techniques in security reports"),
+    "legal_clauses": (0.3, "kinds of clauses"),
     "emotion": (1.0, "feelings"),
     "xed_emotion": (0.8, "feelings"),
     "valence": (1.0, "pleasant or not; scores"),
-    "arousal": (0.3, "calm or excited; scores; noisy"),
-    "clickbait": (0.8, "style"),
-    "unsafe_request": (0.6, "is it harmful"),
+    "arousal": (0.2, "calm or excited; scores; noisy"),
+    "clickbait": (1.0, "style"),
+    "unsafe_request": (1.0, "is it harmful"),
     "perspectrum_stance": (0.6, "for or against"),
-    "snli": (1.2, "entailment; short"),
-    "mnli": (1.0, "entailment"),
-    "qnli_answerable": (0.8, "does it answer the question"),
-    "babi_stories": (0.8, "short stories"),
-    "ud_word_class": (0.6, "word classes"),
-    "disfl_qa": (0.4, "same question or not"),
-    "query_wellformed": (0.4, "form of queries; scores"),
-    "onestop_level": (0.5, "reading level; scores"),
-    "blimp_grammar": (0.3, "grammar; hard for this size"),
+    "snli": (1.0, "entailment; short"),
+    "mnli": (0.7, "entailment"),
+    "qnli_answerable": (0.6, "does it answer the question"),
+    "babi_stories": (0.6, "short stories"),
+    "ud_word_class": (0.4, "word classes"),
+    "disfl_qa": (0.3, "same question or not"),
+    "query_wellformed": (0.3, "form of queries; scores"),
+    "onestop_level": (0.2, "reading level; scores"),
+    "blimp_grammar": (0.2, "grammar; hard for this size"),
 }
 
 # ------------------------------------------------------------------------------------------ which rows
@@ -202,6 +202,75 @@ def gold_of(row: JSON, question: questions.Question) -> int:
     elif isinstance(label, int) and 0 <= label < len(question.levels):
         return label
     raise SystemExit(f"row {row.get('id')}: its label {label!r} is no option of its question")
+
+
+# ------------------------------------------------------------------------------------------ derived questions
+
+_IS_IT = (
+    '{question} Is it "{name}"?',
+    "{question} Is the answer {name}?",
+    'Is "{name}" the right answer to this: {question}',
+    "Does {name} fit? ({question})",
+    "Is it {name}?",
+)
+_AT_LEAST = (
+    '{question} Is it at least "{name}"?',
+    '{question} Does it reach the level "{name}"?',
+    "Is it {name} or more? ({question})",
+)
+_YES_NO: tuple[JSON | None, ...] = (
+    None,
+    None,
+    {"true": "Yes", "false": "No"},
+    {"true": "It is so", "false": "It is not so"},
+)
+
+
+def derived(row: JSON) -> list[JSON]:
+    """Return the yes/no rows that follow from a row: of a choice, whether it is the right option and whether it is
+    another one; of a score, whether it reaches the level it has and whether it reaches a higher one. Of a yes/no
+    question nothing.
+
+    A small model learns to lean one way on yes/no questions rather than to read them; here the same question about
+    the same state has both answers, and what differs is what is asked for.
+    """
+    asked: JSON = row["question"]
+    label: Any = reading.plain(row["label"])
+    rng = random.Random(number_of(f"derived {row['id']}"))
+    forms: tuple[str, ...]
+    if asked["type"] == "choice":
+        shown = dict(asked["criteria"])
+        others = [name for name in shown if name != label]
+        if not others:
+            return []
+        pairs, forms = [(str(label), True), (rng.choice(others), False)], _IS_IT
+    elif asked["type"] == "score":
+        shown = {str(name): None for name in asked["criteria"]}
+        levels = list(shown)
+        pairs = [(levels[at], at <= label) for at in (label, label + 1) if 0 < at < len(levels)]
+        forms = _AT_LEAST
+    else:
+        return []
+    form, criteria = rng.choice(forms), rng.choice(_YES_NO)
+    made = []
+    for name, is_so in pairs:
+        text = str(shown[name]) if shown[name] and rng.random() < 0.5 else name.replace("_", " ")
+        question: JSON = {
+            "type": "noul",
+            "instructions": form.format(question=asked["instructions"], name=text.rstrip(".")),
+        }
+        if criteria:
+            question["criteria"] = criteria
+        made.append(
+            {**row, "id": f"{row['id']}-{'is' if is_so else 'not'}", "question": question, "label": is_so}
+        )
+    rng.shuffle(made)
+    return made
+
+
+def asked_of(task: str, row: JSON) -> list[JSON]:
+    """Return a row and, if it is trained on, what follows from it; what measures stays as it was given."""
+    return [row, *(derived(row) if part_of(task, row["state"]) == "train" else ())]
 
 
 # ------------------------------------------------------------------------------------------ token ids
@@ -405,12 +474,14 @@ def tokenize_rows(
             if task not in HELD_OUT and state_key(row["state"]) in held_out:
                 skipped += 1
                 continue
-            request = question_of(row)
-            (question,) = request.questions
-            kind = type(question).__name__.lower()
-            heads.append((str(row["id"]), part_of(task, row["state"]), kind, gold_of(row, question)))
-            groups += tokenizer.segments(request)
-            bounds.append(len(groups))
+            part = part_of(task, row["state"])
+            for one in asked_of(task, row):
+                request = question_of(one)
+                (question,) = request.questions
+                kind = type(question).__name__.lower()
+                heads.append((str(one["id"]), part, kind, gold_of(one, question)))
+                groups += tokenizer.segments(request)
+                bounds.append(len(groups))
         ids = tokenizer.ids(groups)
         for head, begin, end in zip(heads, bounds[:-1], bounds[1:], strict=True):
             prefix, question_ids, *rest = ids[begin:end]
@@ -491,7 +562,7 @@ def batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]
     return [*found, current] if current else found
 
 
-_MOST_OF_A_STATE = 12
+_MOST_OF_A_STATE = 16
 
 
 class Sampler:

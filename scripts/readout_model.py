@@ -270,6 +270,22 @@ class Model:
                     found[f"blk.{layer}.{part}.weight"] = (low.numpy(), up.numpy())
         return found
 
+    def begin_with(self, pairs: dict[str, tuple[Any, Any]]) -> None:
+        """Take these pairs, as `pairs` gives them, in place of the first ones. Raises SystemExit if they are of
+        another rank or model."""
+        with torch.no_grad():
+            for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
+                for name, parts in PRODUCTS.items():
+                    held = [pairs.get(f"blk.{layer}.{part}.weight") for part in parts]
+                    low = np.concatenate([pair[0] for pair in held if pair])
+                    up = np.concatenate([pair[1] for pair in held if pair])
+                    if low.shape != tuple(a[name].shape) or up.shape != tuple(b[name].shape):
+                        raise SystemExit(
+                            f"--begin: blk.{layer}.{name} has another shape than --rank asks for"
+                        )
+                    a[name].copy_(torch.from_numpy(low))
+                    b[name].copy_(torch.from_numpy(up))
+
     def _mask(self, queries: int, keys: int, dtype: Any) -> Any:
         mask = torch.full((queries, keys), -math.inf, device=self.device, dtype=dtype)
         return torch.triu(mask, diagonal=keys - queries + 1)

@@ -34,6 +34,11 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "We were promised a credit of {amount} in {month} and are still waiting for it.",
         "I sent the {item} back unopened. Please transfer the price to my bank.",
         "There are two bookings of {amount} for one order. One of them has to come back to us.",
+        "Invoice {invoice} was settled in {month}, yet {amount} left our account again. Undo the second debit.",
+        "The seminar was called off, so I want what I paid for it returned to me.",
+        "You have debited {amount} more than agreed. How do I get it back?",
+        "My {item} broke after a day; I am sending it back and expect the full price.",
+        "Refund me the {amount}, the {plan} plan is not what was advertised.",
     )),
     "payment question": ("billing", False, (
         "Could you send me a copy of invoice {invoice}?",
@@ -48,6 +53,10 @@ TOPICS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
         "Which of our invoices are still open?",
         "Please put our new company name on the bill.",
         "Can we pay for the whole year at once?",
+        "Which address should we send the cheque for {amount} to?",
+        "Is value added tax already part of the {amount}?",
+        "A payment of {amount} has gone out to you, has it arrived?",
+        "The bookkeeper needs the receipt for {month}.",
     )),
     "bug": ("technical", False, (
         "The export to PDF ends with error {code} since the last update.",
@@ -165,6 +174,10 @@ URGENCY: tuple[tuple[str, ...], ...] = (
         "",
         "No rush at all.",
         "Some time next month is fine.",
+        "Take your time.",
+        "This is not pressing.",
+        "Just when somebody gets round to it.",
+        "It is only for our records.",
     ),
     (
         "We need this by the end of the week.",
@@ -172,6 +185,10 @@ URGENCY: tuple[tuple[str, ...], ...] = (
         "It should be settled within a few days.",
         "I would need an answer this week.",
         "By {day} at the latest, please.",
+        "Please sort this out in the next few days.",
+        "We hope to have it settled before the weekend.",
+        "If possible before {day}.",
+        "It would be good to have this done this week.",
     ),
     (
         "I need this today.",
@@ -179,6 +196,10 @@ URGENCY: tuple[tuple[str, ...], ...] = (
         "This has to be done before 5 pm today.",
         "Our customer is waiting for it tonight.",
         "It is due at the end of the day.",
+        "Could it be fixed before tonight?",
+        "The deadline is this evening.",
+        "We have a presentation this afternoon and need it by then.",
+        "Please see to it within the next hours.",
     ),
     (
         "We cannot work at all until this is solved.",
@@ -186,6 +207,10 @@ URGENCY: tuple[tuple[str, ...], ...] = (
         "All our people are waiting, please act immediately.",
         "Our shop is closed because of this, every minute costs us money.",
         "This is an emergency: we are stuck at this very moment.",
+        "Nobody here can do anything until you act.",
+        "Production has come to a halt.",
+        "We are losing customers by the minute.",
+        "Forty people sit idle since this started.",
     ),
 )
 SCALES: tuple[tuple[str, ...], ...] = (
@@ -209,6 +234,14 @@ LEAVING = (
     "We have decided to leave you at the end of the quarter.",
     "Please delete my account, I am done with you.",
     "Next year we will be with another supplier.",
+    "I have asked my card company to reverse the charge unless you act.",
+    "My finger is on the cancel button.",
+    "Should this go on, we will switch to a rival product.",
+    "Consider this our notice.",
+    "We will take our business elsewhere.",
+    "If that is your answer, I quit.",
+    "After this we do not want to stay with you.",
+    "Our contract ends in {month} and we will not extend it.",
 )
 STAYING = (
     "",
@@ -221,6 +254,11 @@ STAYING = (
     "We are glad to be your customers.",
     "We will surely order again.",
     "Otherwise everything works fine.",
+    "The rest of the product is good.",
+    "We have just renewed for another year.",
+    "My colleagues send their regards.",
+    "I can be reached by phone all day.",
+    "Tell me if you need a screenshot.",
 )
 MOODS: dict[str, tuple[str, ...]] = {
     "angry": (

@@ -9,7 +9,8 @@ Each row is asked as openjev asks it, its options in a new order every time, and
 as the words readout computes it: the softmax over the children of every branching point of the options' tokens.
 The learning rate runs over the time budget, so that a short training ends as well as a long one. The checkpoint,
 the learning curve (JSON lines) and the adapter lie in the work folder; --publish DIR writes recipe, data list and
-curve for the repository. The same on CPU (float32) and CUDA (bfloat16).
+curve for the repository. The same on CPU and CUDA; what is multiplied is bfloat16 where the machine is quicker
+with it, the trained tensors and their updates are float32.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--prepare", action="store_true", help="only write --rows, with the model's llama-server")
     add("--publish", type=Path, help="write recipe.json and curve.jsonl there at the end")
     add("--resume", action="store_true", help="go on from the checkpoint in --work")
+    add("--begin", type=Path, help="begin with this adapter (a GGUF of the same rank and alpha)")
     add(
         "--minutes", type=float, default=40.0, help="time for training; loading and the last look come on top"
     )
@@ -84,6 +86,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--eval-minutes", type=float, default=10.0)
     add("--eval-rows", type=int, default=128, help="validation rows of seen and of unseen tasks, each")
     add("--device", default="cpu", help="cpu or cuda")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="of the products; auto: bfloat16 on CUDA and on a CPU with AVX512_BF16 or AMX",
+    )
     add("--threads", type=int, default=0, help="of torch; 0: its own choice")
     chosen = parser.parse_args(words)
     given = [one.partition("=") for one in chosen.weight]
@@ -197,6 +205,16 @@ def rate(share: float, *, warmup: float, schedule: str) -> float:
     return 1.0 - rest if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * rest))
 
 
+def _is_quick_with_bfloat16(device: str) -> bool:
+    if device.startswith("cuda"):
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 def spent(of_time: float, tokens: int, most_tokens: int | None) -> float:
     """Return how much of the budget is gone, the time or the tokens, whichever is nearer its end."""
     return max(of_time, tokens / most_tokens) if most_tokens else of_time
@@ -222,8 +240,9 @@ class Training:
         if args.threads:
             torch.set_num_threads(args.threads)
         torch.manual_seed(args.seed)
-        dtype = torch.bfloat16 if args.device.startswith("cuda") else torch.float32
-        weights = read_gguf(args.model, device=args.device, dtype=dtype)
+        if args.dtype == "auto":
+            args.dtype = "bfloat16" if _is_quick_with_bfloat16(args.device) else "float32"
+        weights = read_gguf(args.model, device=args.device, dtype=getattr(torch, args.dtype))
         self.model = Model(weights, rank=args.rank, alpha=args.alpha, seed=args.seed, device=args.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.lr, betas=(0.9, 0.99), weight_decay=args.weight_decay
@@ -241,6 +260,8 @@ class Training:
         self.phases: list[JSON] = []
         self._since: dict[str, float] = defaultdict(float)
         args.work.mkdir(parents=True, exist_ok=True)
+        if args.begin:
+            self._begin()
         if args.resume:
             self._load()
         elif (args.work / CHECKPOINT).exists() or (args.work / CURVE).exists():
@@ -258,6 +279,8 @@ class Training:
         )
         changed = ("minutes", "lr", "step_rows", "micro_tokens", "weight")
         phase = {key: held for key, held in vars(args).items() if key in changed}
+        if args.begin and not self.done["step"]:
+            phase["begun_with"] = {"file": args.begin.name, "sha256": _sha256(args.begin)}
         self.phases.append({"from_step": self.done["step"], "from_s": self.done["elapsed_s"], **phase})
         self.model.merge()
 
@@ -377,6 +400,14 @@ class Training:
         temporary.replace(work / CHECKPOINT)
         export(self.model, work / ADAPTER, self.args.alpha)
 
+    def _begin(self) -> None:
+        import readout_adapter
+
+        alpha, pairs = readout_adapter.read(self.args.begin)
+        if alpha != self.args.alpha:
+            raise SystemExit(f"--begin: {self.args.begin.name} has alpha {alpha}, not {self.args.alpha}")
+        self.model.begin_with(pairs)
+
     def _load(self) -> None:
         import torch
 
@@ -430,7 +461,7 @@ def recipe(training: Training) -> JSON:
     args = training.args
     settings = {
         key: value for key, value in vars(args).items()
-        if key not in ("data", "rows", "work", "model", "publish", "prepare", "resume", "threads")
+        if key not in ("data", "rows", "work", "model", "publish", "prepare", "resume", "threads", "begin")
     }  # fmt: skip
     return {
         "model": {"file": args.model.name, "sha256": _sha256(args.model)},

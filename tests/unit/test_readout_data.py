@@ -150,6 +150,56 @@ def test_made_tickets_are_the_same_every_time_and_can_be_asked() -> None:
         data.gold_of(row, question)
 
 
+# ------------------------------------------------------------------------------------------ derived questions
+
+
+def test_a_choice_is_also_asked_as_yes_and_as_no() -> None:
+    seen = set()
+    for number in range(40):
+        row = {
+            **wire("choice", {"card_lost": None, "billing": "Payments and bills"}, "billing"),
+            "id": f"{number}",
+        }
+        made = data.derived(row)
+        assert {one["label"] for one in made} == {True, False}
+        assert len({one["id"] for one in made}) == 2
+        for one in made:
+            (question,) = data.question_of(one).questions
+            data.gold_of(one, question)
+            named = [name for name in ("card lost", "billing", "Payments and bills") if name in question.text]
+            assert len(named) == 1
+            assert (named[0] != "card lost") == one["label"]
+            assert one["state"] == row["state"]
+            seen.add(named[0])
+    assert seen == {"card lost", "billing", "Payments and bills"}
+
+
+@pytest.mark.parametrize(
+    ("label", "labels"), [(0, [False]), (1, [True, False]), (2, [True])], ids=["lowest", "middle", "highest"]
+)
+def test_a_score_is_also_asked_whether_it_reaches_a_level(label: int, labels: list[bool]) -> None:
+    made = data.derived(wire("score", ["Low", "Mid", "High"], label))
+    assert sorted((one["label"] for one in made), reverse=True) == labels
+    for one in made:
+        reached = ("Mid", "High")[label - 1 if one["label"] else label]
+        assert reached in one["question"]["instructions"]
+
+
+def test_nothing_follows_from_a_yes_no_question_or_from_a_lone_option() -> None:
+    assert data.derived(wire("noul", {"true": "Yes", "false": "No"}, True)) == []
+    assert data.derived(wire("choice", {"billing": None}, "billing")) == []
+
+
+def test_only_rows_to_train_on_get_derived_ones() -> None:
+    texts = [f"a text about number {n}" for n in range(60)]
+    for text in texts:
+        row = wire("choice", {"a": None, "b": None}, "a", state=text)
+        part = data.part_of("emotion", text)
+        assert len(data.asked_of("emotion", row)) == (3 if part == "train" else 1)
+        assert data.asked_of("emotion", row)[0] == row
+    assert len(data.asked_of("sms_spam", wire("choice", {"a": None, "b": None}, "a", state=texts[0]))) == 1
+
+
 def a_row(number: int, *, task: str = "t", kind: str = "choice", length: int = 5) -> data.Row:
     options = tuple(((50 + at, 60 + number), ()) for at in range(3))
     return data.Row(
@@ -350,6 +400,22 @@ def test_the_adapter_is_what_llama_cpp_reads(tmp_path: Path) -> None:
     assert list(low.shape) == [8, 4]
     assert list(tensors["blk.0.attn_q.weight.lora_b"].shape) == [4, 6]
     assert np.array_equal(np.asarray(low.data, dtype=np.float32), a)
+
+
+def test_an_adapter_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    pairs = {f"blk.{n}.attn_q.weight": (rng.random((4, 8)), rng.random((6, 4))) for n in range(2)}
+    path = tmp_path / "adapter.gguf"
+    readout_adapter.write(
+        path, pairs, architecture="llama", alpha=8.0, name="n", description="d", license_="apache-2.0"
+    )
+    alpha, read = readout_adapter.read(path)
+    assert alpha == 8.0
+    assert sorted(read) == sorted(pairs)
+    for name, pair in read.items():
+        for mine, written in zip(pair, pairs[name], strict=True):
+            assert mine.dtype == np.float32
+            assert np.array_equal(mine, written.astype(np.float16).astype(np.float32))
 
 
 def test_an_adapter_has_one_rank(tmp_path: Path) -> None:
