@@ -43,7 +43,7 @@ spam: Is it spam?
 # P(yes) of `refund` and P(billing) by what answers, measured with the pinned files on x86-64.
 _EXPECTED: dict[str, dict[str, float]] = {
     "SmolLM2-135M-Instruct-Q4_1": {"refund": 0.352, "team": 0.206},
-    "SmolLM2-135M-Instruct-Q4_1+words-1": {"refund": 0.344, "team": 0.956},
+    "SmolLM2-135M-Instruct-Q4_1+words-2": {"refund": 0.997, "team": 0.999},
 }
 # As between two backends in an answer set: kernels round differently.
 _TOLERANCE = 0.05

@@ -106,7 +106,7 @@ PROFILES: dict[str, Profile] = {
         readout=Readout(
             "words",
             adapter=Adapter(
-                "words-1.gguf", "875412f7988148b54aa22be930808b243489766b58b1cbe6d3aac1dbe1284aed"
+                "words-2.gguf", "446b94636c87f56f92fc2331ea7dd7fe08bf7a9d9aef1e203c576a442e8c047d"
             ),
         ),
     ),

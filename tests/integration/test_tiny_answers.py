@@ -1,7 +1,7 @@
 """What `tiny` says about support tickets: the shipped example and five written for this test.
 
-No sentence of them is one that scripts/readout_tickets.py trains on. Bounds are generous, and only the choice
-among teams is asked for: of yes/no and rubrics a model of 135M parameters knows little (benchmarks/readout/).
+No sentence of them is one that scripts/readout_tickets.py trains on. Bounds are generous: a model of 135M parameters
+is asked for the right side of a yes/no question, a team that makes sense, and no more than about where on the scale.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ JSON = dict[str, Any]
 
 
 class Ticket(NamedTuple):
-    """A state, and the teams that it makes sense to send it to."""
+    """A state, and what makes sense about it. urgency: the levels, lowest 0, that do."""
 
     state: str
+    refund: bool
     teams: tuple[str, ...]
+    urgency: tuple[int, ...]
+    churn: bool
 
 
 TICKETS = {
-    "charged twice": Ticket((ROOT / "examples" / "ticket.json").read_text(encoding="utf-8"), ("billing",)),
+    "charged twice": Ticket(
+        (ROOT / "examples" / "ticket.json").read_text(encoding="utf-8"), True, ("billing",), (1, 2), True
+    ),
     "nobody can sign in": Ticket(
         json.dumps(
             {
@@ -35,12 +40,18 @@ TICKETS = {
                 " this immediately.",
             }
         ),
+        False,
         ("technical",),
+        (2, 3),
+        False,
     ),
     "a quote for more seats": Ticket(
         "Good afternoon,\n\nour studio is growing and from autumn on we would like twelve more seats and the"
         " larger plan. Could you send me an offer? There is no hurry at all.\n\nKind regards, Tomasz",
+        False,
         ("sales",),
+        (0, 1),
+        False,
     ),
     "moving to a competitor": Ticket(
         json.dumps(
@@ -51,12 +62,18 @@ TICKETS = {
                 " another provider and our data moves there at the end of the month.",
             }
         ),
+        False,
         ("billing", "sales", "other"),
+        (0, 1, 2),
+        True,
     ),
     "broken headset": Ticket(
         "The headset I ordered came with a cracked band. I am not interested in a new one. Return the 59 euros"
         " to my credit card, please. I like your shop otherwise and will order again.",
+        True,
         ("billing", "other"),
+        (0, 1),
+        False,
     ),
     "thanks for the course": Ticket(
         json.dumps(
@@ -66,7 +83,10 @@ TICKETS = {
                 " for you, I only wanted to say so.",
             }
         ),
+        False,
         ("other", "sales"),
+        (0, 1),
+        False,
     ),
 }
 
@@ -90,14 +110,20 @@ def asked(openjev: Command, name: str) -> JSON:
 
 
 @pytest.mark.parametrize("name", TICKETS)
-def test_tiny_sends_a_plain_ticket_to_a_team_that_makes_sense(openjev: Command, name: str) -> None:
-    team = asked(openjev, name)["team"]
-    assert sum(team["probabilities"][one] for one in TICKETS[name].teams) > 0.35
-    assert team["choice"] in TICKETS[name].teams
+def test_tiny_answers_all_four_questions_about_a_plain_ticket_sensibly(openjev: Command, name: str) -> None:
+    ticket, found = TICKETS[name], asked(openjev, name)
+    sides = {"refund": ticket.refund, "churn": ticket.churn}
+    right = {key: found[key]["noul"] if yes else 1.0 - found[key]["noul"] for key, yes in sides.items()}
+    assert min(right.values()) > 0.45, right
+    team = found["team"]
+    assert team["choice"] in ticket.teams
+    assert sum(team["probabilities"][one] for one in ticket.teams) > 0.5
+    levels = found["urgency"]["probabilities"]
+    assert sum(levels[str(at)] for at in ticket.urgency) > 0.45, levels
 
 
 def test_tiny_answers_by_words_with_its_adapter(openjev: Command) -> None:
     done = openjev(
         "ask", "--text", "x", "-Q", "Is it?", "-p", "tiny", env={"OPENJEV_CACHE_DIR": str(REAL_CACHE)}
     )
-    assert json.loads(done.stdout)["model"] == "SmolLM2-135M-Instruct-Q4_1+words-1"
+    assert json.loads(done.stdout)["model"] == "SmolLM2-135M-Instruct-Q4_1+words-2"
