@@ -21,7 +21,7 @@ import json
 import random
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,8 +141,9 @@ def chosen(cases: Iterable[Case], limit: int) -> list[Case]:
 
 def run(args: argparse.Namespace) -> JSON:
     """Fit and measure; return the receipt."""
-    recipe = json.loads(args.recipe.read_text(encoding="utf-8")) if args.recipe else None
-    most: dict[str, int] | None = recipe["trained"]["rows_by_task"] if recipe else None
+    recipes = [json.loads(path.read_text(encoding="utf-8")) for path in args.recipe]
+    read = sum((Counter(recipe["trained"]["rows_by_task"]) for recipe in recipes), Counter[str]())
+    most: dict[str, int] | None = dict(read) if recipes else None
     held_out = data.held_out_keys(args.data)
     training: dict[str, list[Case]] = defaultdict(list)
     asked: dict[str, list[Case]] = {}
@@ -179,7 +180,7 @@ def run(args: argparse.Namespace) -> JSON:
         "script": "baseline_tfidf.py",
         "date": datetime.date.today().isoformat(),
         "trained_rows": {task: len(cases) for task, cases in sorted(training.items())},
-        "as_many_rows_as": recipe["adapter"]["sha256"] if recipe else None,
+        "as_many_rows_as": [recipe["adapter"]["sha256"] for recipe in recipes] or None,
         "limit": args.limit,
         "unseen": f"one model of {min(len(mixed), args.most_rows)} rows of all seen tasks",
         **numbers.report(rows, labels),
@@ -193,7 +194,13 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of labelled rows")
-    add("--recipe", type=Path, help="recipe.json of a training: learn from as many rows as it did")
+    add(
+        "--recipe",
+        type=Path,
+        action="append",
+        default=[],
+        help="recipe.json of a training: learn from as many rows as it did; may repeat for one that went on",
+    )
     add("--limit", type=int, default=0, metavar="N", help="rows of each task to measure (0: all)")
     add("--most-rows", type=int, default=20000, metavar="N", help="of the one model for unseen tasks")
     add("--output", type=Path, help="write the receipt here")
