@@ -270,13 +270,18 @@ def test_a_batch_nobody_waits_for_is_given_up(
     long_ones = [(some_tokens(rng, 1700), [30, 40]) for _ in range(64)]
     with Server(llama_server, tiny_hybrid, slots=SLOTS, context=2048) as server:
         lone = [server.lone(state, question) for question in questions]
-        connection = send_and_leave(server, request(state, long_ones))
-        while server.processing() < SLOTS:
-            time.sleep(0.01)
-        connection.close()
-        answered = server.decide(state, questions)
-        assert difference(lone, answered["results"]) <= TOLERANCE
-        assert "decode aborted, nobody waits for it" in server.log.read_text(errors="replace")
+        # A quick machine may be between two batches when the server looks for its clients: then there is none to
+        # give up, and the next try has another.
+        for _ in range(10):
+            connection = send_and_leave(server, request(state, long_ones))
+            while server.processing() < SLOTS:
+                time.sleep(0.01)
+            connection.close()
+            answered = server.decide(state, questions)
+            assert difference(lone, answered["results"]) <= TOLERANCE
+            if "decode aborted, nobody waits for it" in server.log.read_text(errors="replace"):
+                return
+        pytest.fail("no batch was given up in ten tries")
 
 
 def test_a_batch_that_is_given_up_leaves_the_states_of_others_alone(
