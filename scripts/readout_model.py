@@ -273,12 +273,14 @@ class Model:
     def begin_with(self, pairs: dict[str, tuple[Any, Any]]) -> None:
         """Take these pairs, as `pairs` gives them, in place of the first ones. Raises SystemExit if they are of
         another rank or model."""
+        if missing := sorted(set(self.pairs()) - set(pairs)):
+            raise SystemExit(f"--begin: nothing in it for {missing[0]}")
         with torch.no_grad():
             for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
                 for name, parts in PRODUCTS.items():
-                    held = [pairs.get(f"blk.{layer}.{part}.weight") for part in parts]
-                    low = np.concatenate([pair[0] for pair in held if pair])
-                    up = np.concatenate([pair[1] for pair in held if pair])
+                    held = [pairs[f"blk.{layer}.{part}.weight"] for part in parts]
+                    low = np.concatenate([pair[0] for pair in held])
+                    up = np.concatenate([pair[1] for pair in held])
                     if low.shape != tuple(a[name].shape) or up.shape != tuple(b[name].shape):
                         raise SystemExit(
                             f"--begin: blk.{layer}.{name} has another shape than --rank asks for"
