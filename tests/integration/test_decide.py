@@ -50,7 +50,7 @@ def lone_results(engine: Server, prefix: list[int], questions: list[Question]) -
 # --- the numbers ---
 
 
-@pytest.mark.parametrize("labels", [2, 26, 255])
+@pytest.mark.parametrize("labels", [2, 26, 27, 255])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_batched_equals_single_equals_cold(
     engine: Server, rng: random.Random, count: int, labels: int
@@ -62,6 +62,14 @@ def test_batched_equals_single_equals_cold(
     warm = engine.decide(prefix, questions)
     single = [engine.decide(prefix, [question])["results"][0] for question in questions]
     for results in (cold["results"], first["results"], warm["results"], single):
+        assert difference(lone, results) <= TOLERANCE
+
+
+def test_a_prefix_of_one_token_answers_alike_batched_and_alone(engine: Server, rng: random.Random) -> None:
+    prefix, questions = some_tokens(rng, 1), some_questions(rng, 5)
+    lone = lone_results(engine, prefix, questions)
+    for cache_prompt in (False, True, True):
+        results = engine.decide(prefix, questions, cache_prompt=cache_prompt)["results"]
         assert difference(lone, results) <= TOLERANCE
 
 
