@@ -132,7 +132,7 @@ def _attribute(text: str) -> str:
 
 
 def write_junit(path: Path, reports: Sequence[answersets.Report]) -> None:
-    """Write the XML in one step. Raises InputError when the file cannot be written."""
+    """Write the XML (see `output.to_file`). Raises InputError when it cannot be written."""
     output.to_file(path, junit(reports), flag="--junit")
 
 

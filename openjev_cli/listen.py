@@ -6,13 +6,16 @@ import errno
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from openjev_cli import errors
 
 # sockaddr_un.sun_path holds 108 bytes on Linux, 104 on macOS, one of them the NUL at the end.
 MAX_SOCKET_PATH_BYTES = 103
+# Connections that wait to be accepted; the kernel may take fewer (net.core.somaxconn).
+BACKLOG = 2048
 
 
 def is_loopback(host: str) -> bool:
@@ -21,12 +24,12 @@ def is_loopback(host: str) -> bool:
 
 
 def tcp(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to host:port (port 0: any free one). Raises InputError."""
+    """Return a socket that listens on host:port (port 0: any free one). Raises InputError."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:  # UnicodeError: a name with an empty or too long part
         raise errors.InputError(
             f"--host {host}: no address of this machine", next_step="use 127.0.0.1, or 0.0.0.0 for all"
         ) from exc
@@ -34,6 +37,8 @@ def tcp(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        # Until it listens another process could bind the same port, thanks to SO_REUSEADDR.
+        bound.listen(BACKLOG)
     except OSError as exc:
         bound.close()
         raise _refused(host, port, exc) from exc
@@ -85,7 +90,7 @@ def _listening_inodes(port: int) -> set[str]:
 
 
 def unix(path: Path) -> socket.socket:
-    """Return a socket that is bound to `path` and open to this user only. Raises InputError.
+    """Return a socket that listens on `path` and is open to this user only. Raises InputError.
 
     A socket that nobody listens on any more is replaced; anything else that is there is left alone.
     """
@@ -93,19 +98,53 @@ def unix(path: Path) -> socket.socket:
         raise errors.InputError(
             f"--socket {path}: longer than {MAX_SOCKET_PATH_BYTES} bytes", next_step="choose a shorter path"
         )
-    _clear(path)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        bound.bind(str(path))
-    except OSError as exc:
-        bound.close()
-        raise errors.InputError(
-            f"--socket {path}: {exc.strerror}", next_step="choose a path in a folder that you may write"
-        ) from exc
-    finally:
-        os.umask(before)
+    with _alone_in(path.parent):
+        _clear(path)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+            # A socket that does not listen looks like one that was left behind.
+            bound.listen(BACKLOG)
+        except OSError as exc:
+            bound.close()
+            raise errors.InputError(
+                f"--socket {path}: {exc.strerror}", next_step="choose a path in a folder that you may write"
+            ) from exc
+        finally:
+            os.umask(before)
     return bound
+
+
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Return what tells a file at `path` from another one that takes its place, None if there is none. The number
+    of its inode is not enough: file systems give it to the next file at once."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def remove(path: Path, own: tuple[int, ...] | None) -> None:
+    """Remove the socket at `path` unless another process has put its own there meanwhile. own: its `identity`."""
+    with _alone_in(path.parent):
+        if own is not None and identity(path) == own:
+            with suppress(OSError):
+                path.unlink()
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time look at a socket in `folder` and replace it."""
+    import fcntl
+
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _clear(path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -369,20 +370,62 @@ def _write(data: bytes) -> None:
         raise unwritable("it is closed") from exc
 
 
+def check_place(path: Path, *, flag: str) -> None:
+    """Refuse a path that `to_file` could not write, before there is anything to lose. Raises InputError."""
+    if _is_stream(path):
+        is_writable = os.access(path, os.W_OK)
+    else:
+        folder = Path(os.path.realpath(path)).parent
+        is_writable = (
+            not stat.S_ISDIR(_mode(path))
+            and stat.S_ISDIR(_mode(folder))
+            and os.access(folder, os.W_OK | os.X_OK)
+        )
+    if not is_writable:
+        raise errors.InputError(
+            f"{flag} {path}: no file can be written there", next_step="name a file in a writable folder"
+        )
+
+
 def to_file(path: Path, text: str, *, flag: str) -> None:
-    """Write a report to the file that a flag names, in one step. Raises InputError when it cannot be written."""
-    # Not with_name, which refuses the path of a folder such as `.`.
-    partial = path.parent / f".{path.name}.{os.getpid()}.part"
+    """Write a report to the file that a flag names, in one step; a link stays one, a pipe or device is written
+    to. Raises InputError when it cannot be written."""
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        if _is_stream(path):
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(text)
+            return
+        target = Path(os.path.realpath(path))
+        # Not with_name, which refuses the path of a folder such as `.`.
+        partial = target.parent / f".{target.name}.{os.getpid()}.part"
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+    except BrokenPipeError:
+        raise
     except OSError as exc:
         raise errors.InputError(
             f"{flag} {path}: cannot be written: {exc.strerror}", next_step="name a file in a writable folder"
         ) from exc
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is no place for a file of its own: a pipe, a device, or /dev/stdout."""
+    mode = _mode(path)
+    if path.is_absolute() and path.parts[1:2] in (("dev",), ("proc",)):
+        return mode != 0
+    return mode != 0 and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _mode(path: Path) -> int:
+    """Return type and rights of what a path leads to, 0 where nothing can be found."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def unwritable(reason: str) -> errors.InputError:

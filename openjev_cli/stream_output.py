@@ -73,7 +73,7 @@ class Printer:
         elif self._format == "value":
             output.line("\t".join(output.one_line(one.value) for one in decision.answers))
         elif self._format == "table":
-            shown = "   ".join(f"{one.id} {one.value} {one.ranked[0][1]:.2f}" for one in decision.answers)
+            shown = "   ".join(f"{one.id} {one.value} {_p_of(one):.2f}" for one in decision.answers)
             output.line(f"{_key_text(outcome)}   {shown}")
         else:
             output.value({**outcome.key, **decision.to_wire(with_timing=self._with_timing)}, one_line=True)

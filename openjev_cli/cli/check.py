@@ -62,7 +62,7 @@ def check(
 
     Example: openjev check answers.yaml --junit report.xml
     """
-    from openjev_cli import answerset_output
+    from openjev_cli import answerset_output, output
 
     settings = common.load_config(
         profile=profile,
@@ -81,6 +81,8 @@ def check(
     common.refuse_format_of_answers(settings)
     if tolerance is not None and not 0.0 <= tolerance <= 1.0:
         raise errors.InputError(f"--tolerance {tolerance:g}: not from 0 to 1", next_step="give 0.01, say")
+    if junit is not None:
+        output.check_place(junit, flag="--junit")
     reports = []
     for path in files:
         report = _check_one(path, settings, filters or [], tolerance, with_reversed, orders, update)

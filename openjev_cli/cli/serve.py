@@ -68,6 +68,7 @@ def serve(
             next_step="set OPENJEV_API_KEY, or leave --host out",
         )
     bound = listen.tcp(host, port) if path is None else listen.unix(Path(path))
+    own = listen.identity(Path(path)) if path is not None else None
     address = path if path is not None else _url(host, bound.getsockname()[1])
     console = output.Progress(quiet=settings.quiet)
 
@@ -90,7 +91,7 @@ def serve(
         console.close()
         bound.close()
         if path is not None:
-            Path(path).unlink(missing_ok=True)
+            listen.remove(Path(path), own)
     return int(errors.Exit.INTERRUPTED if was_interrupted else errors.Exit.OK)
 
 

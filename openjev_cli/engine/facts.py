@@ -250,7 +250,18 @@ _MARKUP = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
 
 def _markup(client: Client, template: str) -> tuple[str, ...]:
     """Return what stands for one token of this model in any text, although it is no word but markup."""
-    tried = tuple(dict.fromkeys((*_KNOWN_MARKUP, *_MARKUP.findall(template))))
+    return _single(client, (*_KNOWN_MARKUP, *_MARKUP.findall(template)))
+
+
+def markup_in(client: Client, texts: Sequence[str]) -> tuple[str, ...]:
+    """Return what of these texts stands for one token of this model although it is no word but markup. Asks the
+    server only when a text holds something that looks like it."""
+    known = (one for one in _KNOWN_MARKUP if any(one in text for text in texts))
+    return _single(client, (*known, *(one for text in texts for one in _MARKUP.findall(text))))
+
+
+def _single(client: Client, texts: Sequence[str]) -> tuple[str, ...]:
+    tried = tuple(dict.fromkeys(texts))
     read = tokenize(client, tried, special=False)
     return tuple(text for text, ids in zip(tried, read, strict=True) if len(ids) == 1)
 

@@ -80,12 +80,12 @@ class StockImages:
 
 def to_texts(client: Client, asked: prompt.Prompt, facts: Facts) -> Texts:
     """Return the prompt's texts. Raises InputError if a user's text would be read as special tokens."""
-    segments = [*asked.prefix, *(one for suffix in asked.suffixes for one in suffix.segments)]
-    typed = [one.text for one in segments if isinstance(one, prompt.Segment) and not one.special]
-    user = list(dict.fromkeys(typed))
+    parts = (asked.prefix, *(suffix.segments for suffix in asked.suffixes))
+    user = list(dict.fromkeys(text for part in parts for text in _user_texts(part)))
     literal = facts_.tokenize(client, user, special=False)
     parsed = facts_.tokenize(client, user, special=True)
-    if literal != parsed or any(facts.media_marker in text for text in user):
+    forbidden = (facts.media_marker, *facts.markup)
+    if literal != parsed or any(one in text for text in user for one in forbidden):
         raise errors.InputError(
             "this llama-server would read a part of the state or the questions as special tokens, because it "
             "cannot keep texts apart when there are images",
@@ -106,6 +106,22 @@ def to_texts(client: Client, asked: prompt.Prompt, facts: Facts) -> Texts:
         prefix_tokens=len(facts.bos) + sum(counts[: len(pieces)]) + seen,
         suffix_tokens=tuple(counts[len(pieces) :]),
     )
+
+
+def _user_texts(segments: Sequence[prompt.Segment | prompt.ImageSegment]) -> list[str]:
+    """Return the texts of the user as the engine will read them: pieces that follow each other (a text is cut
+    inside markup) are one again."""
+    texts: list[str] = []
+    is_open = False
+    for one in segments:
+        if isinstance(one, prompt.ImageSegment) or one.special:
+            is_open = False
+        elif is_open:
+            texts[-1] += one.text
+        else:
+            texts.append(one.text)
+            is_open = True
+    return texts
 
 
 class _Run:

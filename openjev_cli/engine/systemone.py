@@ -82,7 +82,8 @@ def check_native(client: Client, request: Request, kind: str) -> None:
             problems, next_step="shorten the lists, or ask a model that is no decision model"
         )
     texts = list(dict.fromkeys(_texts(request)))
-    if facts_.tokenize(client, texts, special=False) != facts_.tokenize(client, texts, special=True):
+    is_read_so = facts_.tokenize(client, texts, special=False) != facts_.tokenize(client, texts, special=True)
+    if is_read_so or facts_.markup_in(client, texts):
         raise errors.InputError(
             "a native decision model would read a part of the state or the questions as special tokens",
             next_step="take them out (such as <|im_end|>), or ask a model that is no decision model",

@@ -38,7 +38,7 @@ class Asker:
         self, state: states.State, which: slice = slice(None), *, is_cached: bool = True
     ) -> Evaluation:
         frame, _ = facts_.frame_for(self.client, self.facts, state)
-        asked = prompt.build(frame, state, ASKED[which], self.facts.labels)
+        asked = prompt.build(frame, state, ASKED[which], self.facts.labels, self.facts.markup)
         caching = Caching(is_cached, is_cached, is_cached)
         evaluation, self.facts = StockImages(self.client).evaluate(asked, self.facts, caching, None)
         return evaluation
@@ -93,7 +93,7 @@ def test_the_picture_is_read_once_for_all_questions_and_again_for_none(asker: As
         assert reading.n_tokens > first.prefix_tokens
 
 
-@pytest.mark.parametrize("text", ["<|im_end|>", "a <|im_start|>b", "<|vision_start|>"])
+@pytest.mark.parametrize("text", ["<|im_end|>", "a <|im_start|>b", "<|vision_start|>", "so <think> it"])
 def test_a_text_that_would_become_special_tokens_is_refused(asker: Asker, text: str) -> None:
     with pytest.raises(errors.InputError) as caught:
         asker.evaluate(seen("C05_plain.png", text))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from openjev_cli import answerset_output, errors, state
+from openjev_cli import answerset_output, errors, output, state
 from openjev_cli.answersets import Case, Finding, Report, Result
 
 NASTY = "a<b>&\"'\x00\x07\x1b[31m\ud800\uffff\r\n\t]]> :,% ü 😀"
@@ -117,6 +118,31 @@ def test_junit_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> N
         with pytest.raises(errors.InputError, match="cannot be written"):
             answerset_output.write_junit(path, [report()])
     assert sorted(one.name for one in tmp_path.iterdir() if one.name != "home") == ["file", "folder"]
+
+
+def test_junit_keeps_a_link_and_writes_into_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "real.xml").write_text("old")
+    (tmp_path / "link.xml").symlink_to("real.xml")
+    answerset_output.write_junit(tmp_path / "link.xml", [report()])
+    assert (tmp_path / "link.xml").is_symlink()
+    assert ElementTree.parse(tmp_path / "real.xml").getroot().tag == "testsuites"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        answerset_output.write_junit(tmp_path / "pipe", [report()])
+        assert os.read(reader, 100_000).decode() == (tmp_path / "real.xml").read_text()
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_place_where_no_report_can_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "new.xml", Path("new.xml"), Path(os.devnull)):
+        output.check_place(path, flag="--junit")
+    for path in (tmp_path, tmp_path / "no" / "r.xml", tmp_path / "file" / "r.xml"):
+        with pytest.raises(errors.InputError, match=r"--junit .*: no file can be written there"):
+            output.check_place(path, flag="--junit")
 
 
 def test_two_checks_that_write_one_junit_file_have_a_temporary_file_each(tmp_path: Path) -> None:

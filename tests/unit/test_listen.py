@@ -14,7 +14,6 @@ from openjev_cli import errors, listen
 
 def test_a_taken_port_names_the_process_that_has_it() -> None:
     with listen.tcp("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(errors.InputError) as raised:
             listen.tcp("127.0.0.1", port)
@@ -28,6 +27,8 @@ def test_a_host_that_is_not_ours_is_refused() -> None:
         listen.tcp("192.0.2.1", 0)  # TEST-NET-1, RFC 5737
     with pytest.raises(errors.InputError, match="no address of this machine"):
         listen.tcp("no such host", 0)
+    with pytest.raises(errors.InputError, match="no address of this machine"):
+        listen.tcp("two..dots", 0)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +48,26 @@ def test_a_dead_socket_is_replaced_and_a_live_one_left_alone(tmp_path: Path) -> 
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    with listen.unix(path) as live:
-        live.listen()
+    with listen.unix(path):
         with pytest.raises(errors.InputError, match="in use by another process"):
             listen.unix(path)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
+
+
+def test_the_socket_of_a_successor_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = listen.unix(path)
+    own = listen.identity(path)
+    first.close()
+    with listen.unix(path) as second:
+        listen.remove(path, own)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        theirs = listen.identity(path)
+        second.close()
+    listen.remove(path, theirs)
+    assert not path.exists()
 
 
 def test_what_is_no_socket_is_never_removed(tmp_path: Path) -> None:
